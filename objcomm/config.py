@@ -1,0 +1,115 @@
+"""Settings, in rising precedence: the environment, :func:`configure`, a call's own argument."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from .errors import UsageError
+
+Trust = Literal["cluster", "restricted"]
+
+# Far above any real message, far below what a forged size could ask for.
+DEFAULT_MAX_BYTES = 1 << 38
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings in force in this process.
+
+    Attributes:
+        trust: ``"cluster"`` allows pickled leaves, as torch.distributed does; ``"restricted"`` refuses them on both ends.
+        local_transport: whether ranks of one host may bypass the network stack.
+        max_bytes: the largest message, head and segments together, in bytes. Both ends must agree.
+        timeout: seconds; ``None`` means the group's own time-out.
+    """
+
+    trust: Trust = "cluster"
+    local_transport: bool = True
+    max_bytes: int = DEFAULT_MAX_BYTES
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.trust not in ("cluster", "restricted"):
+            raise UsageError(f"trust must be 'cluster' or 'restricted', not {self.trust!r}")
+        if not isinstance(self.local_transport, bool):
+            raise UsageError(f"local_transport must be True or False, not {self.local_transport!r}")
+        if not isinstance(self.max_bytes, int) or isinstance(self.max_bytes, bool) or self.max_bytes <= 0:
+            raise UsageError(f"max_bytes must be a positive number of bytes, not {self.max_bytes!r}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise UsageError(f"timeout must be a positive number of seconds or None, not {self.timeout!r}")
+
+
+def from_environment(environ: Mapping[str, str]) -> Settings:
+    """Read ``OBJCOMM_TRUST``, ``OBJCOMM_LOCAL_TRANSPORT``, ``OBJCOMM_MAX_BYTES`` and ``OBJCOMM_TIMEOUT``.
+
+    Raises:
+        UsageError: a value that cannot be read, naming the variable.
+
+    >>> from_environment({"OBJCOMM_TIMEOUT": "30"}).timeout
+    30.0
+    """
+    settings = Settings()
+    trust = environ.get("OBJCOMM_TRUST")
+    local = environ.get("OBJCOMM_LOCAL_TRANSPORT")
+    try:
+        if trust:
+            settings = replace(settings, trust=cast(Trust, trust))
+        if local:
+            if local not in ("0", "1"):
+                raise UsageError(f"OBJCOMM_LOCAL_TRANSPORT must be 0 or 1, not {local!r}")
+            settings = replace(settings, local_transport=local == "1")
+        if environ.get("OBJCOMM_MAX_BYTES"):
+            settings = replace(settings, max_bytes=int(environ["OBJCOMM_MAX_BYTES"]))
+        if environ.get("OBJCOMM_TIMEOUT"):
+            settings = replace(settings, timeout=float(environ["OBJCOMM_TIMEOUT"]))
+    except UsageError as error:
+        raise UsageError(f"a setting in the environment (OBJCOMM_*) is wrong: {error.text}") from None
+    except ValueError as error:
+        raise UsageError(f"OBJCOMM_MAX_BYTES or OBJCOMM_TIMEOUT is no number: {error}") from None
+    return settings
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "<unchanged>"
+
+
+_UNSET = _Unset()
+_current: Settings | None = None
+
+
+def settings() -> Settings:
+    """The settings in force. The environment is read at the first use, so that a program may still set it."""
+    global _current
+    if _current is None:
+        _current = from_environment(os.environ)
+    return _current
+
+
+def configure(
+    *,
+    trust: Trust | _Unset = _UNSET,
+    local_transport: bool | _Unset = _UNSET,
+    max_bytes: int | _Unset = _UNSET,
+    timeout: float | None | _Unset = _UNSET,
+) -> Settings:
+    """Change settings of this process; what is not named stays as it is. Returns the settings now in force.
+
+    ``max_bytes`` is part of what two ranks agree on: change it on all ranks, at the same place in the program.
+
+    Raises:
+        UsageError: a value out of range; then nothing changes.
+
+    >>> configure(timeout=60.0).timeout
+    60.0
+    >>> configure(timeout=None).timeout is None
+    True
+    """
+    global _current
+    named = {"trust": trust, "local_transport": local_transport, "max_bytes": max_bytes, "timeout": timeout}
+    changes = {name: value for name, value in named.items() if value is not _UNSET}
+    _current = replace(settings(), **changes)  # type: ignore[arg-type]
+    return _current

@@ -1,0 +1,34 @@
+"""CPU tensors seen as memoryviews, without numpy and without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import cast
+
+import torch
+
+# From CPython's C interface: a memoryview over an address. (ctypes arrays would do, but ctypes keeps a type
+# for every length for ever.)
+_from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_from_memory.restype = ctypes.py_object
+_from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITABLE = 0x200
+
+
+def view_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, writable.
+
+    The view does not keep the tensor alive: whoever holds it holds the tensor too.
+
+    >>> bytes(view_of(torch.tensor([1, 2], dtype=torch.uint8)))
+    b'\\x01\\x02'
+    """
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes == 0:
+        return memoryview(bytearray())
+    return cast(memoryview, _from_memory(tensor.data_ptr(), nbytes, _WRITABLE))
+
+
+def tensor_of(buffer: bytearray) -> torch.Tensor:
+    """A uint8 tensor over ``buffer``, which it keeps alive."""
+    return torch.frombuffer(buffer, dtype=torch.uint8)

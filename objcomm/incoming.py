@@ -1,0 +1,228 @@
+"""One message on its way in: the window, what remains of the head, the segments, then the object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .codec import parse
+from .config import settings
+from .deadline import Deadline
+from .errors import DecodeError, LimitError, ObjcommError, PeerError, ProtocolError, TransferTimeout, TrustError
+from .hostmemory import view_of
+from .pair import Pair
+from .trace import counters
+from .transport import Pending, message_count
+from .wire.frame import Body, Flag, Header, Kind, read_body, read_header
+from .wire.notice import error_of, unpack_notice
+
+_MISSING = object()
+
+
+class Incoming:
+    """A receive. Receives of one pair complete in the order in which they were made, whoever waits first.
+
+    Its outcome, an object or an error, is kept until somebody waits for it.
+    """
+
+    __slots__ = ("_device", "_error", "_into", "_pending", "_value", "channel", "done", "head_taken", "pair")
+
+    def __init__(self, pair: Pair, channel: str, device: torch.device | None, into: object | None) -> None:
+        self.pair = pair
+        self.channel = channel
+        self.done = False
+        self.head_taken = False
+        self._device = device
+        self._into = into
+        self._pending: Pending | None = None
+        self._value: object = _MISSING
+        self._error: ObjcommError | None = None
+
+    def post(self) -> None:
+        """Post the window, once."""
+        if self._pending is None:
+            self.pair.terms()
+            self._pending = self.pair.link.recv_head(self.pair.window)
+
+    def wait(self, deadline: Deadline) -> object:
+        """Move this pair's receives on until this one is over, and return its object.
+
+        Raises:
+            PeerError, LimitError: the peer could not send, or is gone.
+            ProtocolError, TrustError, DecodeError: what came is not what this rank takes.
+            TransferTimeout: nothing came in time; the pair is closed.
+        """
+        if not self.done:
+            with self.pair.receiving(deadline):
+                while not self.done:
+                    self.pair.posted[0]._receive(deadline)
+                    self.pair.posted.popleft()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _receive(self, deadline: Deadline) -> None:
+        pair = self.pair
+        try:
+            pair.check_open()
+            self._value = self._take(deadline)
+        except ObjcommError as error:
+            self._error = error.locate(rank=pair.rank, peer=pair.peer, channel=self.channel)
+        except BaseException:
+            pair.refuse(PeerError("interrupted while a message was being received", channel=self.channel))
+            self._error = pair.closed
+            raise
+        finally:
+            self.head_taken = True
+            self.done = True
+            self._into = self._pending = None
+
+    def _take(self, deadline: Deadline) -> object:
+        pair = self.pair
+        header = self._take_header(deadline)
+        frame, inline = self._take_frame(header, deadline)
+        try:
+            body = read_body(view_of(frame), header)
+        except ProtocolError as error:
+            raise pair.refuse(error) from None
+        if header.kind == Kind.GOODBYE:
+            reason = unpack_notice(body.skeleton).text
+            raise pair.close(PeerError(f"rank {pair.peer} has left: {reason}", phase="head"))
+        if header.kind == Kind.ERROR:
+            raise error_of(unpack_notice(body.skeleton), pair.peer).locate(phase="head")
+        try:
+            return self._take_object(header, body, inline, deadline)
+        except _Refused as refused:
+            self._drain(body.segments, deadline)
+            raise refused.error from refused.error.__cause__
+
+    def _take_header(self, deadline: Deadline) -> Header:
+        """Wait for the window and validate the header in it. What is wrong here closes the pair."""
+        pair = self.pair
+        try:
+            self.post()
+            assert self._pending is not None
+            self._pending.wait(deadline)
+        except (TransferTimeout, PeerError) as error:
+            raise pair.close(error.locate(channel=self.channel, phase="head")) from error
+        try:
+            header = read_header(pair.window_view, pair.terms())
+            if header.sequence != pair.next_received:
+                raise ProtocolError(
+                    f"message number {header.sequence} arrived where number {pair.next_received} was due",
+                    hint="something else receives from this peer on the same group",
+                )
+        except (ProtocolError, LimitError) as error:
+            raise pair.refuse(error.locate(channel=self.channel, phase="head")) from None
+        pair.next_received += 1
+        counters.messages_received += 1
+        return header
+
+    def _take_frame(self, header: Header, deadline: Deadline) -> tuple[torch.Tensor, torch.Tensor]:
+        """The frame up to its inline area at least, and the inline area, in memory that only this message owns."""
+        link = self.pair.link
+        counters.bytes_received += max(header.frame_bytes, link.window) if link.exact else header.frame_bytes
+        if header.frame_bytes <= link.window:
+            frame = self.pair.window[: header.frame_bytes].clone()
+        else:
+            frame = self._transfer_rest(header, deadline)
+            counters.messages_received += 1
+        self.head_taken = True
+        return frame, frame[header.inline_at : header.frame_bytes]
+
+    def _transfer_rest(self, header: Header, deadline: Deadline) -> torch.Tensor:
+        pair, window = self.pair, self.pair.link.window
+        try:
+            frame = pair.link.allocate(header.frame_bytes, False, None)
+        except (RuntimeError, MemoryError) as error:
+            # The rest of the head is on its way and there is nowhere to put it: the order is lost.
+            raise pair.refuse(LimitError(f"no memory for a head of {header.frame_bytes} bytes: {error}")) from None
+        frame[:window] = pair.window
+        try:
+            pair.link.recv_head(frame[window:]).wait(deadline)
+        except (TransferTimeout, PeerError) as error:
+            raise pair.close(error.locate(channel=self.channel, phase="head")) from error
+        return frame
+
+    def _take_object(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> object:
+        pair, link = self.pair, self.pair.link
+        if body.channel != self.channel:
+            raise _Refused(
+                ProtocolError(
+                    f"a message on channel {body.channel!r} arrived where one on channel {self.channel!r} was due",
+                    phase="head",
+                    hint="the two ranks call in a different order; this message was dropped, the next one can be received",
+                )
+            )
+        trust = settings().trust
+        if trust == "restricted" and header.flags & Flag.OPAQUE:
+            raise _Refused(
+                TrustError(
+                    "restricted trust refuses the pickled leaves of this message",
+                    phase="decode",
+                    hint="send plain data, tensors and dataclasses, or use trust='cluster' on this rank",
+                )
+            )
+        try:
+            plan = parse(
+                body.skeleton,
+                inline_bytes=header.inline_bytes,
+                segments=body.segments,
+                trust=trust,
+                max_bytes=settings().max_bytes,
+            )
+            targets = plan.targets(self._into)
+            segments = [
+                link.allocate(nbytes, accelerator, self._device) if target is None else target
+                for target, (nbytes, accelerator) in zip(targets, body.segments)
+            ]
+        except (DecodeError, TrustError) as error:
+            raise _Refused(error.locate(phase="decode")) from error
+        except (RuntimeError, MemoryError) as error:
+            raise _Refused(LimitError(f"no memory for the segments of this message: {error}", phase="segments")) from error
+        self._transfer(segments, body.segments, deadline)
+        try:
+            value = plan.build(inline, segments, self._device)
+        except (DecodeError, TrustError) as error:
+            raise error.locate(phase="decode") from error.__cause__
+        counters.objects_received += 1
+        return value
+
+    def _transfer(self, into: list[torch.Tensor], segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:
+        """Receive the last segments of this message into ``into``; the next message may be on its way meanwhile."""
+        pair = self.pair
+        try:
+            pending = pair.link.recv_segments(into, [accelerator for _, accelerator in segments]) if into else None
+            pair.post_next()
+            if pending is not None:
+                pending.wait(deadline)
+        except (TransferTimeout, PeerError) as error:
+            raise pair.close(error.locate(channel=self.channel, phase="segments")) from error
+        for nbytes, _ in segments:
+            counters.messages_received += message_count(nbytes)
+            counters.bytes_received += nbytes
+
+    def _drain(self, segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:
+        """Take the segments of a refused message out of the way, one at a time, so that the next message arrives."""
+        pair = self.pair
+        for nbytes, accelerator in segments:
+            try:
+                scratch = pair.link.allocate(nbytes, accelerator, None)
+            except (RuntimeError, MemoryError) as error:
+                raise pair.refuse(LimitError(f"no memory to receive a segment that is not wanted: {error}")) from None
+            try:
+                pair.link.recv_segments([scratch], [accelerator]).wait(deadline)
+            except (TransferTimeout, PeerError) as error:
+                raise pair.close(error.locate(channel=self.channel, phase="segments")) from error
+            counters.messages_received += message_count(nbytes)
+            counters.bytes_received += nbytes
+        pair.post_next()
+
+
+class _Refused(Exception):
+    """This message is not wanted, but its transfers are still to come and must be taken."""
+
+    def __init__(self, error: ObjcommError) -> None:
+        super().__init__(str(error))
+        self.error = error

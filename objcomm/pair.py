@@ -1,0 +1,196 @@
+"""What this rank shares with one peer of one group: the sequence of messages each way, and whether it still holds.
+
+Invariants:
+- Messages of a direction are numbered; number n+1 is posted only after every transfer of number n was posted, since
+  nothing but the order tells two messages apart.
+- A receive that is posted ahead waits in ``posted``; only the first one that lacks its head has a window posted.
+- Once ``closed`` is set, nothing is sent or received any more: the order is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from .config import settings
+from .deadline import Deadline
+from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout
+from .hostmemory import view_of
+from .transport import Link, Peer, link
+from .wire import card
+from .wire.frame import Terms, agree
+
+if TYPE_CHECKING:
+    from .incoming import Incoming
+    from .outgoing import Outgoing
+
+
+class Pair:
+    """The state of one (group, peer). Attributes that two threads touch are changed under the lock of their direction."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.rank = link.rank
+        self.peer = link.peer
+        self.closed: ObjcommError | None = None
+        self.next_sent = 0
+        self.next_received = 0
+        self.posted: deque[Incoming] = deque()
+        # By sequence number, all that has not been seen to complete: they own the memory that is still being read.
+        self.in_flight: dict[int, Outgoing] = {}
+        self.window = torch.zeros(link.window, dtype=torch.uint8)
+        self.window_view = view_of(self.window)
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._terms: Terms | None = None
+        self._agreed = False
+
+    def terms(self) -> Terms:
+        """This rank's terms; its card is published before they are used for the first time and when they change."""
+        max_bytes = settings().max_bytes
+        if self._terms is None or self._terms.max_bytes != max_bytes:
+            self._terms = Terms(self.link.window, max_bytes)
+            self._agreed = False
+            card.publish(self.link.store, self.rank, self._terms)
+        return self._terms
+
+    def check_agreement(self) -> None:
+        """Compare the peer's card with this rank's terms, once, as soon as the peer has published one.
+
+        Raises:
+            ProtocolError: they differ. The pair is closed: the peer will not take what was posted.
+        """
+        if self._agreed:
+            return
+        theirs = card.terms_of(self.link.store, self.peer)
+        if theirs is None:
+            return
+        try:
+            agree(self.terms(), theirs)
+        except ProtocolError as error:
+            raise self.close(error.locate(phase="handshake")) from None
+        self._agreed = True
+
+    @contextmanager
+    def sending(self, deadline: Deadline) -> Iterator[None]:
+        """Hold the sending direction, so that the transfers of one message are posted together."""
+        if not self._sending.acquire(timeout=deadline.remaining()):
+            raise self._busy("sending to")
+        try:
+            self.check_open()
+            yield
+        finally:
+            self._sending.release()
+
+    @contextmanager
+    def receiving(self, deadline: Deadline) -> Iterator[None]:
+        """Hold the receiving direction: one thread at a time moves the posted receives on."""
+        if not self._receiving.acquire(timeout=deadline.remaining()):
+            raise self._busy("receiving from")
+        try:
+            yield
+        finally:
+            self._receiving.release()
+
+    def expect(self, incoming: Incoming) -> None:
+        """Queue a receive, and post its window at once if it is the next and no other thread is at work here."""
+        self.check_open()
+        self.posted.append(incoming)
+        if self._receiving.acquire(blocking=False):
+            try:
+                self.post_next()
+            finally:
+                self._receiving.release()
+
+    def post_next(self) -> None:
+        """Post the window of the first receive that waits for its head, if all before it have theirs."""
+        for incoming in self.posted:
+            if incoming.head_taken:
+                continue
+            incoming.post()
+            return
+
+    def check_open(self) -> None:
+        """Raise why nothing can be exchanged any more, if so."""
+        if self.closed is not None:
+            cause = self.closed
+            again = ProtocolError if isinstance(cause, ProtocolError) else PeerError
+            raise again(
+                f"this pair is closed since {type(cause).__name__}: {cause.text}",
+                rank=self.rank,
+                peer=self.peer,
+                hint="other groups and other peers are not affected; use a new group to talk to this peer again",
+            ) from cause
+
+    def close(self, error: ObjcommError) -> ObjcommError:
+        """Nothing more can be exchanged: keep the first reason, and return ``error`` with its place filled in.
+
+        What the peer left in the store as its reason to refuse this rank's messages, if it did, is the better error.
+        """
+        error = error.locate(rank=self.rank, peer=self.peer)
+        if isinstance(error, (PeerError, TransferTimeout)):
+            reason = self._refusal()
+            if reason is not None:
+                error = ProtocolError(
+                    f"rank {self.peer} refused a message of this rank and closed the pair: {reason}",
+                    rank=self.rank,
+                    peer=self.peer,
+                    channel=error.channel,
+                    phase=error.phase,
+                )
+        if self.closed is None:
+            self.closed = error
+        return error
+
+    def refuse(self, error: ObjcommError) -> ObjcommError:
+        """Close the pair because of what the peer sent, and let the peer know why."""
+        error = self.close(error)
+        try:
+            card.refuse(self.link.store, self.rank, self.peer, str(error))
+        except RuntimeError:
+            pass  # the store is gone with the rank that kept it; the closed connection still tells the peer
+        self.link.close()
+        return error
+
+    def _refusal(self) -> str | None:
+        try:
+            return card.refusal(self.link.store, self.rank, self.peer)
+        except (RuntimeError, ProtocolError):
+            return None
+
+    def _busy(self, what: str) -> TransferTimeout:
+        return TransferTimeout(
+            f"another thread was still {what} rank {self.peer}",
+            rank=self.rank,
+            peer=self.peer,
+            phase="lock",
+            hint="threads that talk to one peer take turns; give each its own group to let them overlap",
+        )
+
+
+_pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, Pair]] = weakref.WeakKeyDictionary()
+_pairs_lock = threading.Lock()
+
+
+def pair_with(peer: Peer) -> Pair:
+    """The pair of this rank and ``peer``, the same one for every call on their group."""
+    of_group = _pairs.get(peer.group)
+    pair = of_group.get(peer.group_rank) if of_group is not None else None
+    if pair is not None:
+        return pair
+    made = link(peer.group, peer.group_rank)
+    with _pairs_lock:
+        return _pairs.setdefault(peer.group, {}).setdefault(peer.group_rank, Pair(made))
+
+
+def all_pairs() -> list[Pair]:
+    """Every pair of this process whose group still exists."""
+    with _pairs_lock:
+        return [pair for of_group in _pairs.values() for pair in of_group.values()]

@@ -1,0 +1,1 @@
+"""The bytes of a message: head frames, notices of failure, cards. Knows nothing of Python objects or transports."""

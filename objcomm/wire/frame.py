@@ -1,0 +1,263 @@
+"""The head of a message as bytes: a fixed header, the segment table, the channel, the skeleton, the inline area.
+
+docs/protocol.md is the specification. All numbers are little-endian. The receiver reads the first ``window`` bytes,
+validates the header before it allocates anything, and only then knows how many bytes are still to come.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ..errors import LimitError, ProtocolError
+
+MAGIC = b"OBJC"
+VERSION = 1
+ALIGNMENT = 64
+# The first message of every head holds the header, whatever the backend: a window is never smaller than this.
+MIN_WINDOW = 4096
+MAX_CHANNEL_BYTES = 1024
+
+_HEADER = struct.Struct("<4sBBHQQQQIHHIIQII")
+HEADER_BYTES = _HEADER.size
+_UNCHECKED = HEADER_BYTES - 8  # what the header's own checksum covers: all in front of it
+_ACCELERATOR = 1 << 63
+
+
+class Kind(IntEnum):
+    """What a head announces."""
+
+    DATA = 1
+    ERROR = 2
+    GOODBYE = 3
+
+
+class Flag(IntEnum):
+    """Bits of the header's flags."""
+
+    OPAQUE = 1  # the skeleton refers to at least one pickled leaf
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What both ends of a pair must agree on before they exchange anything.
+
+    Attributes:
+        window: bytes of the first message of a head.
+        max_bytes: the largest message, head and segments together.
+        version: of the protocol.
+    """
+
+    window: int
+    max_bytes: int
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class Header:
+    """The fixed part of a head, validated against itself and against this rank's terms.
+
+    Attributes:
+        body_bytes: segment table, channel and skeleton.
+        inline_at: where the inline area starts in the frame.
+        frame_bytes: the whole frame.
+        segment_bytes: of all segments together.
+    """
+
+    kind: Kind
+    flags: int
+    sequence: int
+    skeleton_bytes: int
+    inline_bytes: int
+    segment_bytes: int
+    segment_count: int
+    channel_bytes: int
+    body_checksum: int
+    body_bytes: int
+    inline_at: int
+    frame_bytes: int
+
+
+@dataclass(frozen=True)
+class Body:
+    """What stands between the header and the inline area.
+
+    Attributes:
+        segments: of each segment its bytes and whether it was in accelerator memory on the sender.
+    """
+
+    channel: str
+    segments: tuple[tuple[int, bool], ...]
+    skeleton: memoryview
+
+
+def frame_layout(skeleton_bytes: int, inline_bytes: int, segment_count: int, channel_bytes: int) -> tuple[int, int]:
+    """Where the inline area starts and how long the frame is, both in bytes."""
+    body_end = HEADER_BYTES + 8 * segment_count + channel_bytes + skeleton_bytes
+    if not inline_bytes:
+        return body_end, body_end
+    inline_at = -(-body_end // ALIGNMENT) * ALIGNMENT
+    return inline_at, inline_at + inline_bytes
+
+
+def channel_name(channel: str) -> bytes:
+    """The channel as it stands in the head.
+
+    Raises:
+        ProtocolError: it is longer than 1,024 bytes of UTF-8.
+    """
+    name = channel.encode("utf-8", "surrogatepass")
+    if len(name) > MAX_CHANNEL_BYTES:
+        raise ProtocolError(f"a channel's name may have {MAX_CHANNEL_BYTES} bytes, this one has {len(name)}")
+    return name
+
+
+def write_frame(
+    frame: memoryview,
+    *,
+    kind: Kind,
+    flags: int,
+    sequence: int,
+    channel: bytes,
+    skeleton: bytes,
+    inline_bytes: int,
+    segments: Sequence[tuple[int, bool]],
+    terms: Terms,
+) -> None:
+    """Fill in all of ``frame`` but its inline area, which the caller writes where :func:`frame_layout` says."""
+    body = b"".join(
+        (
+            struct.pack(f"<{len(segments)}Q", *(size | _ACCELERATOR if acc else size for size, acc in segments)),
+            channel,
+            skeleton,
+        )
+    )
+    header = _HEADER.pack(
+        MAGIC,
+        terms.version,
+        kind,
+        flags,
+        sequence,
+        len(skeleton),
+        inline_bytes,
+        sum(size for size, _ in segments),
+        len(segments),
+        len(channel),
+        0,
+        terms.window,
+        zlib.crc32(body),
+        terms.max_bytes,
+        0,
+        0,
+    )
+    frame[:_UNCHECKED] = header[:_UNCHECKED]
+    struct.pack_into("<II", frame, _UNCHECKED, zlib.crc32(header[:_UNCHECKED]), 0)
+    frame[HEADER_BYTES : HEADER_BYTES + len(body)] = body
+
+
+def read_header(window: memoryview, terms: Terms) -> Header:
+    """Read and validate the fixed header at the start of ``window``; nothing is allocated by what it says.
+
+    Raises:
+        ProtocolError: not a frame of ours, damaged, or made under other terms than ``terms``.
+        LimitError: a whole frame of a message larger than ``terms.max_bytes``.
+    """
+    (
+        magic,
+        version,
+        kind,
+        flags,
+        sequence,
+        skeleton_bytes,
+        inline_bytes,
+        segment_bytes,
+        segment_count,
+        channel_bytes,
+        _,
+        window_bytes,
+        body_checksum,
+        max_bytes,
+        header_checksum,
+        _,
+    ) = _HEADER.unpack_from(window)
+    if magic != MAGIC:
+        raise ProtocolError(
+            f"what arrived is no objcomm message: it starts with {magic!r}, not {MAGIC!r}",
+            hint="something else sends on this group and tag, or the peer does not use objcomm",
+        )
+    # The magic and the version keep their place in every version; all after them may be laid out in another way.
+    if version != terms.version:
+        raise ProtocolError(f"the peer speaks version {version} of the protocol, this rank version {terms.version}")
+    if zlib.crc32(window[:_UNCHECKED]) != header_checksum:
+        raise ProtocolError("the head is damaged: the header does not match its checksum")
+    if kind not in (Kind.DATA, Kind.ERROR, Kind.GOODBYE):
+        raise ProtocolError(f"a head of unknown kind {kind}")
+    # A failed send must be heard whatever else the two ends differ in.
+    if kind == Kind.DATA:
+        agree(terms, Terms(window_bytes, max_bytes, version))
+    body_bytes = 8 * segment_count + channel_bytes + skeleton_bytes
+    inline_at, frame_bytes = frame_layout(skeleton_bytes, inline_bytes, segment_count, channel_bytes)
+    if channel_bytes > MAX_CHANNEL_BYTES or (kind != Kind.DATA and frame_bytes > terms.window):
+        raise ProtocolError("the head's sizes contradict each other: a channel or a notice longer than allowed")
+    if frame_bytes + segment_bytes > terms.max_bytes and kind == Kind.DATA:
+        raise LimitError(
+            f"a message of {frame_bytes + segment_bytes} bytes arrived, max_bytes is {terms.max_bytes}",
+            hint="raise max_bytes on all ranks",
+        )
+    return Header(
+        Kind(kind),
+        flags,
+        sequence,
+        skeleton_bytes,
+        inline_bytes,
+        segment_bytes,
+        segment_count,
+        channel_bytes,
+        body_checksum,
+        body_bytes,
+        inline_at,
+        frame_bytes,
+    )
+
+
+def read_body(frame: memoryview, header: Header) -> Body:
+    """Read what follows the header, from at least the part of the frame in front of its inline area.
+
+    Raises:
+        ProtocolError: damaged, or the segment table contradicts the header.
+    """
+    body = frame[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
+    if len(body) != header.body_bytes or zlib.crc32(body) != header.body_checksum:
+        raise ProtocolError("the head is damaged: what follows the header does not match its checksum")
+    table = struct.unpack_from(f"<{header.segment_count}Q", body)
+    segments = tuple((size & (_ACCELERATOR - 1), size >= _ACCELERATOR) for size in table)
+    if sum(size for size, _ in segments) != header.segment_bytes or any(size == 0 for size, _ in segments):
+        raise ProtocolError("the head's sizes contradict each other: the segment table and the header")
+    at = 8 * header.segment_count
+    try:
+        channel = str(body[at : at + header.channel_bytes], "utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise ProtocolError("the head is damaged: the channel's name is no UTF-8") from error
+    return Body(channel, segments, body[at + header.channel_bytes :])
+
+
+def agree(mine: Terms, theirs: Terms) -> None:
+    """Compare the terms of two ranks.
+
+    Raises:
+        ProtocolError: they differ, naming both values of what differs.
+    """
+    if mine == theirs:
+        return
+    differences = [
+        f"{name} is {getattr(mine, name)} here and {getattr(theirs, name)} on the peer"
+        for name in ("version", "window", "max_bytes")
+        if getattr(mine, name) != getattr(theirs, name)
+    ]
+    raise ProtocolError(
+        f"the two ranks do not agree: {', '.join(differences)}",
+        hint="give all ranks the same objcomm version and the same OBJCOMM_MAX_BYTES or configure(max_bytes=)",
+    )

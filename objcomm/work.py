@@ -1,0 +1,139 @@
+"""The handle of an operation in flight, and what becomes of operations that nobody waits for."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import sys
+import threading
+import weakref
+from typing import Generic, TypeVar, cast
+
+from .config import settings
+from .deadline import Deadline
+from .errors import ObjcommError
+from .incoming import Incoming
+from .outgoing import Outgoing, notify
+from .pair import Pair, all_pairs
+from .wire.frame import Kind
+from .wire.notice import Notice
+
+T = TypeVar("T")
+_log = logging.getLogger("objcomm")
+
+# How long a process that ends waits for its peers to take what it sent and never waited for.
+FLUSH_SECONDS = 30.0
+
+
+class ObjectWork(Generic[T]):
+    """An operation in flight; it owns every buffer of it.
+
+    Dropping the handle loses nothing: a dropped send is completed in the background, a dropped receive is taken when
+    its turn comes, and its object discarded.
+
+    >>> work = ObjectWork.finished({"loss": 0.5})
+    >>> work.wait()
+    {'loss': 0.5}
+    """
+
+    __slots__ = ("__weakref__", "_default_timeout", "_moving", "_value")
+
+    def __init__(self, moving: Incoming | Outgoing | None, value: T | None, timeout: float | None) -> None:
+        self._moving = moving
+        self._value = value
+        self._default_timeout = timeout
+
+    @classmethod
+    def finished(cls, value: T) -> ObjectWork[T]:
+        """A handle of something that is over already."""
+        return cls(None, value, None)
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Block until the operation is over.
+
+        Args:
+            timeout: seconds; ``None`` takes the call's, else the configured one, else the group's.
+
+        Returns:
+            The object: the one received, or the one that was sent. May be called again.
+
+        Raises:
+            TransferTimeout: nothing happened in time. The pair is closed then.
+            ObjcommError: as the call that made the handle documents.
+        """
+        moving = self._moving
+        if moving is None:
+            return cast(T, self._value)
+        deadline = deadline_for(moving.pair, timeout if timeout is not None else self._default_timeout)
+        if isinstance(moving, Incoming):
+            return cast(T, moving.wait(deadline))
+        moving.wait(deadline)
+        self._moving = None
+        return cast(T, self._value)
+
+    def __del__(self) -> None:
+        # May run at any point of any thread: nothing here takes a lock or starts anything.
+        moving = getattr(self, "_moving", None)
+        if isinstance(moving, Outgoing):
+            dropped = _dropped.get(moving.pair)
+            if dropped is not None:
+                dropped.put(moving)
+
+
+def deadline_for(pair: Pair, timeout: float | None) -> Deadline:
+    """The deadline of a call on ``pair``: its own time-out in seconds, else the configured one, else the group's."""
+    if timeout is None:
+        timeout = settings().timeout
+    return Deadline(pair.link.timeout if timeout is None else timeout)
+
+
+_dropped: weakref.WeakKeyDictionary[Pair, queue.SimpleQueue[Outgoing | None]] = weakref.WeakKeyDictionary()
+
+
+def watch(pair: Pair) -> None:
+    """Make sure that sends on ``pair`` whose handles are dropped are completed, and their memory freed.
+
+    A backend does not tell whether a send is over until it is waited for; so one thread a pair waits.
+    """
+    if pair in _dropped:
+        return
+    waiting: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+    if _dropped.setdefault(pair, waiting) is waiting:
+        name = f"objcomm-sends-{pair.rank}-{pair.peer}"
+        threading.Thread(target=_complete, args=(waiting,), name=name, daemon=True).start()
+        weakref.finalize(pair, waiting.put, None)
+
+
+def _complete(waiting: queue.SimpleQueue[Outgoing | None]) -> None:
+    while (outgoing := waiting.get()) is not None:
+        try:
+            outgoing.wait(deadline_for(outgoing.pair, None))
+        except ObjcommError as error:
+            _log.warning("a send whose handle was dropped failed: %s", error)
+        del outgoing
+
+
+@atexit.register
+def _leave() -> None:
+    """Before the process ends: let peers take what is still in flight, then tell those that wait that none will come."""
+    deadline = Deadline(FLUSH_SECONDS)
+    reason = _reason_to_leave()
+    for pair in all_pairs():
+        if pair.closed is not None or not pair.link.alive:
+            continue
+        try:
+            for outgoing in list(pair.in_flight.values()):
+                outgoing.wait(deadline)
+            if pair.link.can_say_goodbye:
+                notify(pair, Kind.GOODBYE, Notice("", reason), b"", "", deadline)
+        except ObjcommError as error:
+            _log.warning("rank %d ends before rank %d took all that was sent: %s", pair.rank, pair.peer, error)
+        except RuntimeError:
+            continue  # the group was torn down with the interpreter: there is nobody to tell
+
+
+def _reason_to_leave() -> str:
+    # Set by the interpreter when it has printed an exception that nothing caught.
+    error = getattr(sys, "last_value", None)
+    return "its process ended" if error is None else f"its process ended with {type(error).__name__}: {error}"
