@@ -13,7 +13,7 @@ from .errors import DecodeError, LimitError, ObjcommError, PeerError, ProtocolEr
 from .hostmemory import view_of
 from .pair import Pair
 from .trace import counters
-from .transport import Pending, message_count
+from .transport import message_count
 from .wire.frame import Body, Flag, Header, Kind, read_body, read_header
 from .wire.notice import error_of, unpack_notice
 
@@ -26,24 +26,17 @@ class Incoming:
     Its outcome, an object or an error, is kept until somebody waits for it.
     """
 
-    __slots__ = ("_device", "_error", "_into", "_pending", "_value", "channel", "done", "head_taken", "pair")
+    __slots__ = ("_device", "_error", "_into", "_value", "begun", "channel", "done", "pair")
 
     def __init__(self, pair: Pair, channel: str, device: torch.device | None, into: object | None) -> None:
         self.pair = pair
         self.channel = channel
         self.done = False
-        self.head_taken = False
+        self.begun = False
         self._device = device
         self._into = into
-        self._pending: Pending | None = None
         self._value: object = _MISSING
         self._error: ObjcommError | None = None
-
-    def post(self) -> None:
-        """Post the window, once."""
-        if self._pending is None:
-            self.pair.terms()
-            self._pending = self.pair.link.recv_head(self.pair.window)
 
     def wait(self, deadline: Deadline) -> object:
         """Move this pair's receives on until this one is over, and return its object.
@@ -54,10 +47,12 @@ class Incoming:
             TransferTimeout: nothing came in time; the pair is closed.
         """
         if not self.done:
-            with self.pair.receiving(deadline):
+            with self.pair.receiving(self, deadline):
                 while not self.done:
-                    self.pair.posted[0]._receive(deadline)
-                    self.pair.posted.popleft()
+                    try:
+                        self.pair.begin_first()._receive(deadline)
+                    finally:
+                        self.pair.end_first()
         if self._error is not None:
             raise self._error
         return self._value
@@ -74,9 +69,8 @@ class Incoming:
             self._error = pair.closed
             raise
         finally:
-            self.head_taken = True
             self.done = True
-            self._into = self._pending = None
+            self._into = None
 
     def _take(self, deadline: Deadline) -> object:
         pair = self.pair
@@ -101,9 +95,7 @@ class Incoming:
         """Wait for the window and validate the header in it. What is wrong here closes the pair."""
         pair = self.pair
         try:
-            self.post()
-            assert self._pending is not None
-            self._pending.wait(deadline)
+            pair.take_window(deadline)
         except (TransferTimeout, PeerError) as error:
             raise pair.close(error.locate(channel=self.channel, phase="head")) from error
         try:
@@ -128,7 +120,6 @@ class Incoming:
         else:
             frame = self._transfer_rest(header, deadline)
             counters.messages_received += 1
-        self.head_taken = True
         return frame, frame[header.inline_at : header.frame_bytes]
 
     def _transfer_rest(self, header: Header, deadline: Deadline) -> torch.Tensor:
@@ -194,7 +185,7 @@ class Incoming:
         pair = self.pair
         try:
             pending = pair.link.recv_segments(into, [accelerator for _, accelerator in segments]) if into else None
-            pair.post_next()
+            pair.post_ahead()
             if pending is not None:
                 pending.wait(deadline)
         except (TransferTimeout, PeerError) as error:
@@ -217,7 +208,7 @@ class Incoming:
                 raise pair.close(error.locate(channel=self.channel, phase="segments")) from error
             counters.messages_received += message_count(nbytes)
             counters.bytes_received += nbytes
-        pair.post_next()
+        pair.post_ahead()
 
 
 class _Refused(Exception):

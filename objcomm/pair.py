@@ -3,7 +3,7 @@
 Invariants:
 - Messages of a direction are numbered; number n+1 is posted only after every transfer of number n was posted, since
   nothing but the order tells two messages apart.
-- A receive that is posted ahead waits in ``posted``; only the first one that lacks its head has a window posted.
+- Receives that are posted ahead wait in ``posted``; there is one window, and it is posted for the first that lacks its head.
 - Once ``closed`` is set, nothing is sent or received any more: the order is lost.
 """
 
@@ -23,7 +23,7 @@ from .config import settings
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout
 from .hostmemory import view_of
-from .transport import Link, Peer, link
+from .transport import Link, Peer, Pending, link
 from .wire import card
 from .wire.frame import Terms, agree
 
@@ -47,8 +47,10 @@ class Pair:
         self.in_flight: dict[int, Outgoing] = {}
         self.window = torch.zeros(link.window, dtype=torch.uint8)
         self.window_view = view_of(self.window)
+        self._window_pending: Pending | None = None
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
+        self._queue = threading.Lock()
         self._terms: Terms | None = None
         self._agreed = False
 
@@ -56,9 +58,10 @@ class Pair:
         """This rank's terms; its card is published before they are used for the first time and when they change."""
         max_bytes = settings().max_bytes
         if self._terms is None or self._terms.max_bytes != max_bytes:
-            self._terms = Terms(self.link.window, max_bytes)
-            self._agreed = False
-            card.publish(self.link.store, self.rank, self._terms)
+            terms = Terms(self.link.window, max_bytes)
+            with self._store_errors():
+                card.publish(self.link.store, self.rank, terms)
+            self._terms, self._agreed = terms, False
         return self._terms
 
     def check_agreement(self) -> None:
@@ -69,14 +72,26 @@ class Pair:
         """
         if self._agreed:
             return
-        theirs = card.terms_of(self.link.store, self.peer)
-        if theirs is None:
-            return
         try:
+            with self._store_errors():
+                theirs = card.terms_of(self.link.store, self.peer)
+            if theirs is None:
+                return
             agree(self.terms(), theirs)
         except ProtocolError as error:
             raise self.close(error.locate(phase="handshake")) from None
         self._agreed = True
+
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, ObjcommError):
+                raise
+            raise self.close(
+                PeerError(f"the store of the group, which holds its ranks' cards, does not answer: {error}", phase="handshake")
+            ) from error
 
     @contextmanager
     def sending(self, deadline: Deadline) -> Iterator[None]:
@@ -89,33 +104,63 @@ class Pair:
         finally:
             self._sending.release()
 
+    def expect(self, incoming: Incoming) -> None:
+        """Queue a receive, and post the window at once unless another thread is at work here."""
+        self.check_open()
+        with self._queue:
+            self.posted.append(incoming)
+        if self._receiving.acquire(blocking=False):
+            try:
+                self.post_window()
+            finally:
+                self._receiving.release()
+
     @contextmanager
-    def receiving(self, deadline: Deadline) -> Iterator[None]:
-        """Hold the receiving direction: one thread at a time moves the posted receives on."""
+    def receiving(self, incoming: Incoming, deadline: Deadline) -> Iterator[None]:
+        """Hold the receiving direction: one thread at a time moves the posted receives on.
+
+        A receive that cannot have its turn in time is withdrawn, so that it takes no message that nobody waits for.
+        """
         if not self._receiving.acquire(timeout=deadline.remaining()):
-            raise self._busy("receiving from")
+            error = self._busy("receiving from")
+            with self._queue:
+                if incoming.begun:
+                    raise self.close(error)
+                self.posted.remove(incoming)
+            raise error
         try:
             yield
         finally:
             self._receiving.release()
 
-    def expect(self, incoming: Incoming) -> None:
-        """Queue a receive, and post its window at once if it is the next and no other thread is at work here."""
-        self.check_open()
-        self.posted.append(incoming)
-        if self._receiving.acquire(blocking=False):
-            try:
-                self.post_next()
-            finally:
-                self._receiving.release()
+    def begin_first(self) -> Incoming:
+        """The receive whose turn it is; from now on it can no longer be withdrawn."""
+        with self._queue:
+            first = self.posted[0]
+            first.begun = True
+            return first
 
-    def post_next(self) -> None:
-        """Post the window of the first receive that waits for its head, if all before it have theirs."""
-        for incoming in self.posted:
-            if incoming.head_taken:
-                continue
-            incoming.post()
-            return
+    def end_first(self) -> None:
+        with self._queue:
+            self.posted.popleft()
+
+    def post_window(self) -> None:
+        """Post the receive of a head, unless it is posted already."""
+        if self._window_pending is None:
+            self.terms()
+            self._window_pending = self.link.recv_head(self.window)
+
+    def post_ahead(self) -> None:
+        """To be called when all transfers of the message in hand are posted: the next one may be on its way meanwhile."""
+        if len(self.posted) > 1:
+            self.post_window()
+
+    def take_window(self, deadline: Deadline) -> None:
+        """Wait until the next head, or its beginning, lies in ``window``."""
+        self.post_window()
+        assert self._window_pending is not None
+        self._window_pending.wait(deadline)
+        self._window_pending = None
 
     def check_open(self) -> None:
         """Raise why nothing can be exchanged any more, if so."""

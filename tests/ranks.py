@@ -3,8 +3,9 @@
 >>> run_ranks(lambda rank: rank + 1, 2)   # doctest: +SKIP
 [1, 2]
 
-A rank that raises fails the test with that rank's traceback; one that hangs fails it with the Python stack of every
-rank that is still running; whatever happens, every process that was started has ended when :func:`run_ranks` returns.
+A rank that raises fails the test with that rank's traceback; one that hangs fails it with the Python stack of
+every rank that is still running; whatever happens, every process that was started has ended when
+:func:`run_ranks` returns.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 
-# What a rank needs before its first line of test code. Imported once by the fork server, so that a rank starts in a
-# tenth of a second. objcomm itself is left out: each rank imports it afresh, under its own environment.
+# What a rank needs before its first line of test code. Imported once by the fork server, so that a rank
+# starts in a tenth of a second. objcomm itself is left out: each rank imports it afresh, under its own
+# environment.
 _PRELOAD = ["torch", "torch.distributed", "cloudpickle", "msgpack", "numpy", "pytest", "tests.ranks"]
 
 # What cloudpickle calls the file of every function that it ships by value.
@@ -62,7 +64,7 @@ class _Spec:
     port: int
     timeout: float
     group_timeout: float
-    env: dict[str, str]
+    env: dict[str, str | None]
     folder: Path
     filters: list[Any]
     source: str
@@ -87,7 +89,8 @@ class _Rank:
 
     def exit_text(self) -> str:
         code = self.process.exitcode
-        return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        killed = code is not None and code < 0
+        return f"signal {signal.Signals(-code).name}" if killed else f"exit code {code}"
 
     def stack(self) -> str:
         """The Python stack of every thread of the rank, wherever it is blocked."""
@@ -112,12 +115,13 @@ def run_ranks(
     env: Mapping[str, str | None] | None = None,
     may_die: Collection[int] = (),
 ) -> list[Any]:
-    """Call ``fn(rank, *args)`` in ``world_size`` new processes and return the results in the order of the ranks.
+    """Call ``fn(rank, *args)`` in ``world_size`` new processes and return the results by rank.
 
     Args:
         fn: any function, closures included; it and its result travel by cloudpickle.
-        backend: what torch.distributed is initialised with: ``"gloo"``, ``"strict"`` (see tests/strict_backend.py), a
-            string like ``"cpu:gloo,cuda:nccl"``; ``None`` leaves it to ``fn`` (the environment is that of torchrun).
+        backend: what torch.distributed is initialised with: ``"gloo"``, ``"strict"`` (see
+            tests/strict_backend.py), a string like ``"cpu:gloo,cuda:nccl"``; ``None`` leaves it to ``fn``
+            (the environment is that of torchrun).
         timeout: seconds that all of it may take; past them the run fails with the ranks' stacks.
         group_timeout: seconds, the time-out of the default process group.
         env: variables to set in the ranks; ``None`` as a value removes one.
@@ -129,62 +133,56 @@ def run_ranks(
     __tracebackhide__ = True
     ranks: list[_Rank] = []
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
-        folder = Path(name)
         store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+        common = _Spec(
+            rank=0,
+            world_size=world_size,
+            backend=backend,
+            port=store.port,
+            timeout=timeout,
+            group_timeout=group_timeout,
+            env=dict(env or {}),
+            folder=Path(name),
+            filters=list(warnings.filters),
+            source=inspect.getsourcefile(fn) or _DYNAMIC,
+            body=cloudpickle.dumps((fn, args)),
+        )
         try:
-            _start(ranks, fn, args, world_size, backend, timeout, group_timeout, env or {}, folder, store.port)
-            text = _watch(ranks, time.monotonic() + timeout, timeout, may_die)
+            for rank in range(world_size):
+                ranks.append(_start(replace(common, rank=rank)))
+            failures = _watch(ranks, time.monotonic() + timeout, timeout, may_die)
         finally:
             for one in ranks:
                 _end(one)
             del store
-        output = "".join(f"--- output of rank {r.number}\n{r.read('output')}\n" for r in ranks if r.read("output"))
-    if text:
-        raise RankFailure(f"{text}{output}")
+        printed = [(r.number, r.read("output")) for r in ranks]
+    output = "".join(f"--- output of rank {number}\n{text}\n" for number, text in printed if text)
+    if failures:
+        raise RankFailure(failures + output)
     if output:
         print(output, end="")
     return [r.result for r in ranks]
 
 
-def _start(
-    ranks: list[_Rank],
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    world_size: int,
-    backend: str | None,
-    timeout: float,
-    group_timeout: float,
-    env: Mapping[str, str | None],
-    folder: Path,
-    port: int,
-) -> None:
+def _start(spec: _Spec) -> _Rank:
     context = _context()
-    body = cloudpickle.dumps((fn, args))
-    base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
-    # Tells torch's env:// initialisation that somebody else runs the store, as torchrun's agent does.
-    base["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    here, there = context.Pipe()
+    told = cloudpickle.dumps(replace(spec, env=_environment(spec)))
+    process = context.Process(target=_rank_main, args=(told, there), name=f"rank-{spec.rank}")
+    process.start()
+    there.close()
+    return _Rank(spec.rank, process, here, spec.folder, spec.source)
+
+
+def _environment(spec: _Spec) -> dict[str, str | None]:
+    """That of this process, with what torchrun would add and what the test wants on top."""
+    env: dict[str, str | None] = dict(os.environ)
     if sys.platform == "linux":
-        base.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    for rank in range(world_size):
-        wanted: dict[str, str | None] = {**base, "RANK": str(rank), "LOCAL_RANK": str(rank), **env}
-        spec = _Spec(
-            rank,
-            world_size,
-            backend,
-            port,
-            timeout,
-            group_timeout,
-            {key: value for key, value in wanted.items() if value is not None},
-            folder,
-            list(warnings.filters),
-            inspect.getsourcefile(fn) or _DYNAMIC,
-            body,
-        )
-        here, there = context.Pipe()
-        process = context.Process(target=_rank_main, args=(cloudpickle.dumps(spec), there), name=f"rank-{rank}")
-        process.start()
-        there.close()
-        ranks.append(_Rank(rank, process, here, folder, spec.source))
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(spec.port), WORLD_SIZE=str(spec.world_size))
+    # Somebody else runs the store, as torchrun's agent does.
+    env.update(RANK=str(spec.rank), LOCAL_RANK=str(spec.rank), TORCHELASTIC_USE_AGENT_STORE="True")
+    return {**env, **spec.env}
 
 
 def _context() -> Any:
@@ -196,7 +194,7 @@ def _context() -> Any:
 
 
 def _watch(ranks: list[_Rank], deadline: float, timeout: float, may_die: Collection[int]) -> str:
-    """Collect every rank's report, let all of them go together, and see them end. Returns what failed, or nothing."""
+    """Collect every rank's report, let all go together, and see them end. Returns what failed, or nothing."""
     waiting = list(ranks)
     failed: list[_Rank] = []
     while waiting:
@@ -225,7 +223,7 @@ def _watch(ranks: list[_Rank], deadline: float, timeout: float, may_die: Collect
 def _receive(one: _Rank, may_die: Collection[int]) -> None:
     try:
         good, report = cloudpickle.loads(one.pipe.recv_bytes())
-    except (EOFError, ConnectionResetError):
+    except (EOFError, OSError):
         one.process.join(_EXIT_GRACE)
         if one.number not in may_die:
             one.failures.append(f"died without a result: {one.exit_text()}\n")
@@ -269,13 +267,16 @@ def _rank_main(packed: bytes, pipe: Connection) -> None:
     output = os.open(spec.folder / f"output-{spec.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    cast(Any, sys.stdout).reconfigure(line_buffering=True)  # a rank that is killed has shown what it printed
     faulthandler.enable(file=2)
-    faulthandler.register(signal.SIGUSR1, file=open(spec.folder / f"stack-{spec.rank}", "w"), all_threads=True)  # noqa: SIM115
+    stack = open(spec.folder / f"stack-{spec.rank}", "w")  # noqa: SIM115 -- open for the life of the process
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     # Should the parent be killed, nobody else would end this process.
     faulthandler.dump_traceback_later(spec.timeout + 2 * _EXIT_GRACE, exit=True, file=2)
     os.environ.clear()
-    os.environ.update(spec.env)
-    warnings.filters[:] = spec.filters
+    os.environ.update({name: value for name, value in spec.env.items() if value is not None})
+    warnings.resetwarnings()
+    cast("list[Any]", warnings.filters).extend(spec.filters)
     torch.set_num_threads(1)
     try:
         message = cloudpickle.dumps((True, _call(spec)))
@@ -295,12 +296,13 @@ def _rank_main(packed: bytes, pipe: Connection) -> None:
 
 def _call(spec: _Spec) -> Any:
     lines = linecache.getlines(spec.source)
-    linecache.cache[_DYNAMIC] = (0, None, lines, spec.source)  # tracebacks show the lines of shipped functions too
+    linecache.cache[_DYNAMIC] = (0, None, lines, spec.source)  # so that tracebacks show them
     fn, args = cloudpickle.loads(spec.body)
     if spec.backend is not None:
         if re.search(r"\bstrict\b", spec.backend):
             importlib.import_module("tests.strict_backend")
-        store = dist.TCPStore("127.0.0.1", spec.port, None, is_master=False, timeout=timedelta(seconds=spec.timeout))
+        patience = timedelta(seconds=spec.timeout)
+        store = dist.TCPStore("127.0.0.1", spec.port, None, is_master=False, timeout=patience)
         dist.init_process_group(
             spec.backend,
             store=store,

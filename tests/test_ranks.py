@@ -53,8 +53,8 @@ def test_closures_environment_and_threads(monkeypatch: pytest.MonkeyPatch) -> No
     local = {"a": 1}
 
     def body(rank: int) -> tuple[object, ...]:
-        env = os.environ
-        return local, env["RANKS_KEPT"], env["RANKS_SET"], "RANKS_REMOVED" in env, env["RANK"], torch.get_num_threads()
+        kept, given, own = (os.environ[name] for name in ("RANKS_KEPT", "RANKS_SET", "RANK"))
+        return local, kept, given, "RANKS_REMOVED" in os.environ, own, torch.get_num_threads()
 
     results = run_ranks(body, 2, env={"RANKS_SET": "1", "RANKS_REMOVED": None}, backend=None)
     assert results == [({"a": 1}, "kept", "1", False, str(rank), 1) for rank in range(2)]

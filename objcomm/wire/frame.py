@@ -200,7 +200,7 @@ def read_header(window: memoryview, terms: Terms) -> Header:
         agree(terms, Terms(window_bytes, max_bytes, version))
     body_bytes = 8 * segment_count + channel_bytes + skeleton_bytes
     inline_at, frame_bytes = frame_layout(skeleton_bytes, inline_bytes, segment_count, channel_bytes)
-    if channel_bytes > MAX_CHANNEL_BYTES or (kind != Kind.DATA and frame_bytes > terms.window):
+    if channel_bytes > MAX_CHANNEL_BYTES or (kind != Kind.DATA and (frame_bytes > terms.window or segment_bytes)):
         raise ProtocolError("the head's sizes contradict each other: a channel or a notice longer than allowed")
     if frame_bytes + segment_bytes > terms.max_bytes and kind == Kind.DATA:
         raise LimitError(

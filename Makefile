@@ -1,0 +1,65 @@
+# Each target builds .venv first where it is missing or older than the pinned lists: Python 3.10 or newer is all it needs.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+ARGS ?=
+
+.PHONY: help demo test lint types bench docs format venv clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    train a small model in two processes that talk through objcomm (under a minute)"
+	@echo "make test    run all tests                    (ARGS='-k name' to choose)"
+	@echo "make lint    ruff"
+	@echo "make types   mypy --strict"
+	@echo "make bench   measure against torch and others (ARGS=... as benchmarks/ says)"
+	@echo "make docs    the reference of the public calls, into build/docs"
+	@echo "make clean   remove the venv and whatever the tools cached"
+
+demo: venv
+	@$(PY) -m objcomm demo $(ARGS)
+
+test: venv
+	@$(PY) -m pytest $(ARGS)
+
+lint: venv
+	@$(PY) -m ruff check .
+
+format: venv
+	@$(PY) -m ruff check --fix .
+
+types: venv
+	@$(PY) -m mypy
+
+bench: $(VENV)/.bench
+	@$(PY) -m benchmarks $(ARGS)
+
+docs: $(VENV)/.docs
+	@$(PY) -m pdoc --output-directory build/docs objcomm
+
+venv: $(VENV)/.dev
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("objcomm needs Python 3.10 or newer, and %s is %s: name another one, make PYTHON=..." % (sys.executable, sys.version.split()[0]))'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The project itself is installed without its dependencies and without a build environment of its own, so that nothing
+# but the pinned lists decides what is installed.
+$(VENV)/.dev: $(VENV)/.python pyproject.toml requirements/run.txt requirements/dev.txt
+	$(PY) -m pip install --quiet --requirement requirements/dev.txt
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev requirements/bench.txt
+	$(PY) -m pip install --quiet --requirement requirements/bench.txt
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev requirements/docs.txt
+	$(PY) -m pip install --quiet --requirement requirements/docs.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,98 @@
+"""Composites: types that travel as named parts and are put together again by a function of this process.
+
+Layouts of tensors and lowered modules register here. The parts are ordinary objects, plain tensors among them; a
+composite that occurs twice in an object is taken apart once and built once, so its identity is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kind of composite; see :func:`register`."""
+
+    name: str
+    matches: Callable[[Any], bool]
+    flatten: Callable[[Any], Sequence[Any]]
+    rebuild: Callable[[list[Any]], Any]
+    code: bool
+    base: type
+
+
+_entries: dict[str, Entry] = {}
+_candidates: WeakKeyDictionary[type, tuple[Entry, ...]] = WeakKeyDictionary()
+
+
+def register(
+    name: str,
+    matches: Callable[[Any], bool],
+    flatten: Callable[[Any], Sequence[Any]],
+    rebuild: Callable[[list[Any]], Any],
+    code: bool = False,
+    *,
+    base: type = object,
+) -> None:
+    """Make a kind of object travel as its parts instead of as a pickle.
+
+    Both ends must have registered the same name. What was registered later is asked first.
+
+    Args:
+        name: what both ends call this kind, part of the protocol.
+        matches: whether an object is of this kind. It is asked for every object whose type derives from ``base`` and
+            that the codec does not know otherwise.
+        flatten: the parts, any objects that can be sent. It may raise :class:`EncodeError` to refuse an object.
+        rebuild: builds the object from a list of the parts. In restricted trust the parts may come from anyone: it
+            validates them, and an exception becomes a :class:`DecodeError`.
+        code: the parts hold code (an archive of a lowered module, say): restricted trust refuses it on both ends.
+        base: only objects whose type derives from it are asked about.
+
+    Raises:
+        UsageError: the name is taken by another kind.
+
+    >>> import fractions
+    >>> register(
+    ...     "example.Fraction",
+    ...     lambda obj: type(obj) is fractions.Fraction,
+    ...     lambda obj: [obj.numerator, obj.denominator],
+    ...     lambda parts: fractions.Fraction(*parts),
+    ...     base=fractions.Fraction,
+    ... )
+    >>> unregister("example.Fraction")
+    """
+    known = _entries.get(name)
+    entry = Entry(name, matches, flatten, rebuild, code, base)
+    if known is not None and known != entry:
+        raise UsageError(f"a composite named {name!r} is registered already")
+    _entries[name] = entry
+    _candidates.clear()
+
+
+def unregister(name: str) -> None:
+    """Forget a kind; objects of it are then sent as any other object of their type."""
+    _entries.pop(name, None)
+    _candidates.clear()
+
+
+def named(name: str) -> Entry | None:
+    """The kind of that name, or None."""
+    return _entries.get(name)
+
+
+def find(obj: Any) -> Entry | None:
+    """The kind that takes this object, or None."""
+    cls = type(obj)
+    candidates = _candidates.get(cls)
+    if candidates is None:
+        candidates = tuple(entry for entry in reversed(list(_entries.values())) if entry.base in cls.__mro__)
+        _candidates[cls] = candidates
+    for entry in candidates:
+        if entry.matches(obj):
+            return entry
+    return None

@@ -1,0 +1,46 @@
+"""What may be skipped, and nothing else: tests for nnScaler where it is not installed, for a GPU where there
+is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Generator
+
+import pytest
+import torch
+
+_ALLOWED = re.compile(r"\b(nnscaler|gpu|cuda)\b", re.IGNORECASE)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A marker is enough: the test itself need not look for what it needs."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        if item.get_closest_marker("nnscaler") and importlib.util.find_spec("nnscaler") is None:
+            item.add_marker(pytest.mark.skip(reason="needs nnScaler"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _refuse_silence(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped:
+        _refuse_silence(report)
+    return report
+
+
+def _refuse_silence(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """A skip hides a missing dependency as well as it hides a fault, so any other reason is a failure."""
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not _ALLOWED.search(reason):
+        report.outcome = "failed"
+        report.longrepr = f"only nnScaler or a GPU may be missing, but this was skipped: {reason}"
