@@ -193,7 +193,8 @@ def show(row: dict[str, Any]) -> None:
     memory = row.get("memory", {})
     print(
         f"{row['payload']}  {row['title']:<28} objcomm {seconds['objcomm'] * 1e6:>9.0f} us"
-        f"  send_object_list {seconds['send_object_list'] * 1e6:>9.0f} us  raw bytes {seconds['raw bytes'] * 1e6:>8.0f} us"
+        f"  send_object_list {seconds['send_object_list'] * 1e6:>9.0f} us"
+        f"  raw bytes {seconds['raw bytes'] * 1e6:>8.0f} us"
         f"  x{ratio:<6.1f} {verdict:<18} messages {row['messages']}"
         + (f"  memory +{memory['send'] / 2**20:.1f} / +{memory['receive'] / 2**20:.1f} MiB" if memory else ""),
         flush=True,

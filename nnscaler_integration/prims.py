@@ -91,9 +91,13 @@ class ObjectAdapter(IRAdapter):  # type: ignore[misc]
     def with_handle(self) -> ObjectAdapter:
         """A copy for one rank whose only output is a handle that stands for the transfer."""
         part = copy.copy(self)
-        part.handle = handle_of(self.outputs() or self.inputs())
+        part.handle = self.handle_for(self.outputs() or self.inputs())
         part.set_values(self.inputs(), [part.handle])
         return part
+
+    def handle_for(self, objects: Sequence[IRObject]) -> IRObject:
+        """What stands for one transfer of ``objects`` while it runs. No other adapter and no other micro-batch has its name."""
+        return IRObject(f"adapter{self.cid}_work", tid=objects[0].tid)
 
 
 def at(obj: IRObject, device: int) -> IRObject:
@@ -102,11 +106,6 @@ def at(obj: IRObject, device: int) -> IRObject:
     placed.cell = IRCell("object", "object", 0, 0)
     placed.cell.device = device
     return placed
-
-
-def handle_of(objects: Sequence[IRObject]) -> IRObject:
-    """What stands for the transfer of ``objects`` while it runs; it is named after the first of them."""
-    return IRObject(f"{objects[0].name}_work", tid=objects[0].tid)
 
 
 def make_adapter(objects: Sequence[IRObject], steps: Iterable[Step]) -> ObjectAdapter:

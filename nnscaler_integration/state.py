@@ -129,7 +129,8 @@ def _find_nnscaler() -> Any | str:
     """The module, or why there is none."""
     home = os.environ.get("NNSCALER_HOME")
     if home and "nnscaler" not in sys.modules and home not in sys.path:
-        sys.path.insert(0, home)
+        # Last, so that an installed one wins, and the checkout's own "tests" and "examples" hide nobody's.
+        sys.path.append(home)
     try:
         return importlib.import_module("nnscaler")
     except ImportError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from nnscaler.execplan.execplan import ExecutionPlan, ExeReuseCell
 from nnscaler.ir.cten import IRCell, IRObject
 
-from .prims import ObjectAdapter, handle_of, is_object
+from .prims import ObjectAdapter, is_object
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ def unwrap(node: IRCell) -> IRCell:
 class Timeline:
     """Waits and releases of one device, in the training step or, with ``forward_only``, in the inference step.
 
-    A receiver waits where the object is first used. A sender waits before its first node that runs after the object's
-    last first use on the receivers, in the one order of which all devices run subsequences: there the receivers have
-    taken it, so the wait costs nothing and cannot close a circle; and the memory held does not grow with the number of
-    micro-batches.
+    A receiver waits where the object is first used. A sender waits where the same adapter sends again, but not before
+    the receivers, in the one order of which all devices run subsequences, have begun to use the object: so the wait
+    cannot close a circle, the sender computes meanwhile, and the number of objects in flight is bounded by the distance
+    of the stages, not by the number of micro-batches.
     """
 
     def __init__(
@@ -75,21 +75,21 @@ class Timeline:
 
     def _wait_for(self, node: IRCell) -> None:
         received = tuple(node.outputs())
-        handle = handle_of(received or tuple(node.inputs()))
+        handle = unwrap(node).handle_for(received or tuple(node.inputs()))
         self._handles[id(node)] = handle
         later = self._nodes[self._nodes.index(node) + 1 :]
         if received:
             user = next((other for other in later if _uses(other, received)), None)
         else:
-            user = self._after_first_uses(node, later)
+            user = self._next_sending(node, later)
         wait = Wait(handle, received)
         if user is None:
             self._event(self._nodes[-1]).waits_after.append(wait)
         else:
             self._event(user).waits_before.append(wait)
 
-    def _after_first_uses(self, node: IRCell, later: list[IRCell]) -> IRCell | None:
-        """The first own node that runs after every receiver has begun to use what ``node`` sends."""
+    def _next_sending(self, node: IRCell, later: list[IRCell]) -> IRCell | None:
+        """Where the same adapter sends again, and every receiver has begun to use what ``node`` sends."""
         start = self._order[int(node.cid)]
         whole = self._topology[start]
         objects = tuple(whole.outputs())
@@ -101,7 +101,8 @@ class Timeline:
                 if device in self._topology[place].device and _uses(self._topology[place], objects)
             )
             taken = max(taken, next(places, len(self._topology)))
-        return next((other for other in later if self._order.get(int(other.cid), -1) > taken), None)
+        again = (other for other in later if unwrap(other).cid == unwrap(node).cid)
+        return next((other for other in again if self._order[int(other.cid)] > taken), None)
 
     def _release(self, kept: set[IRObject]) -> None:
         last: dict[IRObject, IRCell] = {}

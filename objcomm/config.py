@@ -20,7 +20,7 @@ class Settings:
     """The settings in force in this process.
 
     Attributes:
-        trust: ``"cluster"`` allows pickled leaves, as torch.distributed does; ``"restricted"`` refuses them on both ends.
+        trust: ``"cluster"`` allows pickled leaves, as torch.distributed does; ``"restricted"`` refuses them.
         local_transport: whether ranks of one host may bypass the network stack.
         max_bytes: the largest message, head and segments together, in bytes. Both ends must agree.
         timeout: seconds; ``None`` means the group's own time-out.

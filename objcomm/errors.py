@@ -1,4 +1,4 @@
-"""The exceptions of objcomm: one small tree, each saying which rank, which peer, which channel, which phase, which path."""
+"""The exceptions of objcomm: one small tree, each saying which rank, peer, channel, phase and path."""
 
 from __future__ import annotations
 
@@ -109,4 +109,4 @@ class TransferTimeout(ObjcommError, TimeoutError):
 
 
 class UsageError(ObjcommError, ValueError):
-    """The call itself is wrong: a rank outside the group, both or neither of ``src`` and ``group_src``, and the like."""
+    """The call itself is wrong: a rank outside the group, both ``src`` and ``group_src``, and the like."""

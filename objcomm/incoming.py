@@ -9,7 +9,15 @@ import torch
 from .codec import parse
 from .config import settings
 from .deadline import Deadline
-from .errors import DecodeError, LimitError, ObjcommError, PeerError, ProtocolError, TransferTimeout, TrustError
+from .errors import (
+    DecodeError,
+    LimitError,
+    ObjcommError,
+    PeerError,
+    ProtocolError,
+    TransferTimeout,
+    TrustError,
+)
 from .hostmemory import view_of
 from .pair import Pair
 from .trace import counters
@@ -77,7 +85,7 @@ class Incoming:
         header = self._take_header(deadline)
         frame, inline = self._take_frame(header, deadline)
         try:
-            body = read_body(view_of(frame), header)
+            body = read_body(frame, header)
         except ProtocolError as error:
             raise pair.refuse(error) from None
         if header.kind == Kind.GOODBYE:
@@ -111,16 +119,19 @@ class Incoming:
         counters.messages_received += 1
         return header
 
-    def _take_frame(self, header: Header, deadline: Deadline) -> tuple[torch.Tensor, torch.Tensor]:
+    def _take_frame(self, header: Header, deadline: Deadline) -> tuple[memoryview, torch.Tensor]:
         """The frame up to its inline area at least, and the inline area, in memory that only this message owns."""
         link = self.pair.link
         counters.bytes_received += max(header.frame_bytes, link.window) if link.exact else header.frame_bytes
         if header.frame_bytes <= link.window:
-            frame = self.pair.window[: header.frame_bytes].clone()
-        else:
-            frame = self._transfer_rest(header, deadline)
-            counters.messages_received += 1
-        return frame, frame[header.inline_at : header.frame_bytes]
+            head = memoryview(bytes(self.pair.window_view[: header.inline_at]))
+            if not header.inline_bytes:
+                return head, torch.empty(0, dtype=torch.uint8)
+            return head, self.pair.window[header.inline_at : header.frame_bytes].clone()
+        frame = self._transfer_rest(header, deadline)
+        counters.messages_received += 1
+        head = memoryview(bytes(view_of(frame)[: header.inline_at]))
+        return head, frame[header.inline_at : header.frame_bytes]
 
     def _transfer_rest(self, header: Header, deadline: Deadline) -> torch.Tensor:
         pair, window = self.pair, self.pair.link.window
@@ -137,13 +148,13 @@ class Incoming:
         return frame
 
     def _take_object(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> object:
-        pair, link = self.pair, self.pair.link
+        link = self.pair.link
         if body.channel != self.channel:
             raise _Refused(
                 ProtocolError(
                     f"a message on channel {body.channel!r} arrived where one on channel {self.channel!r} was due",
                     phase="head",
-                    hint="the two ranks call in a different order; this message was dropped, the next one can be received",
+                    hint="the two ranks call in a different order; this message was dropped, the next can be received",
                 )
             )
         trust = settings().trust
@@ -166,12 +177,14 @@ class Incoming:
             targets = plan.targets(self._into)
             segments = [
                 link.allocate(nbytes, accelerator, self._device) if target is None else target
-                for target, (nbytes, accelerator) in zip(targets, body.segments)
+                for target, (nbytes, accelerator) in zip(targets, body.segments, strict=True)
             ]
         except (DecodeError, TrustError) as error:
             raise _Refused(error.locate(phase="decode")) from error
         except (RuntimeError, MemoryError) as error:
-            raise _Refused(LimitError(f"no memory for the segments of this message: {error}", phase="segments")) from error
+            raise _Refused(
+                LimitError(f"no memory for the segments of this message: {error}", phase="segments")
+            ) from error
         self._transfer(segments, body.segments, deadline)
         try:
             value = plan.build(inline, segments, self._device)

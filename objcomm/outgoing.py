@@ -1,4 +1,4 @@
-"""One message on its way out: everything is encoded before the first byte leaves, then every transfer is posted at once."""
+"""One message on its way out: all is encoded before the first byte leaves, then every transfer is posted at once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def send(pair: Pair, obj: object, channel: str, deadline: Deadline) -> Outgoing:
     """Encode ``obj`` and post it. What cannot be sent is announced to the receiver in its place.
 
     Raises:
-        EncodeError, TrustError, LimitError: the object cannot be sent; the receiver was told, and the pair stays usable.
+        EncodeError, TrustError, LimitError: the object cannot be sent; the receiver was told; the pair stays usable.
         PeerError, ProtocolError, TransferTimeout: the pair is closed.
     """
     pair.check_open()

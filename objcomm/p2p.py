@@ -11,7 +11,7 @@ from .errors import EncodeError, LimitError, TrustError, UsageError
 from .incoming import Incoming
 from .outgoing import send
 from .pair import Pair, pair_with
-from .transport import resolve, rank_in
+from .transport import rank_in, resolve
 from .work import ObjectWork, deadline_for, watch
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def recv_object(
         channel: the name that the sender gives.
         device: where tensors shall live. ``None``: a CPU tensor stays on the CPU, an accelerator tensor lands on *this*
             rank's accelerator, whatever its index on the sender. ``"cpu"`` brings everything to the CPU.
-        into: an object of the same structure whose tensors are filled in place, and returned in the received structure.
+        into: an object of the same structure whose tensors are filled in place; they are in what is returned.
         timeout: seconds; ``None`` takes the configured time-out, else the group's.
 
     Returns:

@@ -3,7 +3,7 @@
 Invariants:
 - Messages of a direction are numbered; number n+1 is posted only after every transfer of number n was posted, since
   nothing but the order tells two messages apart.
-- Receives that are posted ahead wait in ``posted``; there is one window, and it is posted for the first that lacks its head.
+- Receives that are posted ahead wait in ``posted``; the one window is posted for the first that lacks its head.
 - Once ``closed`` is set, nothing is sent or received any more: the order is lost.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Pair:
-    """The state of one (group, peer). Attributes that two threads touch are changed under the lock of their direction."""
+    """The state of one (group, peer); what two threads touch is changed under the lock of its direction."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -90,7 +90,10 @@ class Pair:
             if isinstance(error, ObjcommError):
                 raise
             raise self.close(
-                PeerError(f"the store of the group, which holds its ranks' cards, does not answer: {error}", phase="handshake")
+                PeerError(
+                    f"the store of the group, which holds its ranks' cards, does not answer: {error}",
+                    phase="handshake",
+                )
             ) from error
 
     @contextmanager
@@ -151,7 +154,7 @@ class Pair:
             self._window_pending = self.link.recv_head(self.window)
 
     def post_ahead(self) -> None:
-        """To be called when all transfers of the message in hand are posted: the next one may be on its way meanwhile."""
+        """All transfers of the message in hand are posted: the next one may be on its way meanwhile."""
         if len(self.posted) > 1:
             self.post_window()
 

@@ -116,7 +116,7 @@ def _complete(waiting: queue.SimpleQueue[Outgoing | None]) -> None:
 
 @atexit.register
 def _leave() -> None:
-    """Before the process ends: let peers take what is still in flight, then tell those that wait that none will come."""
+    """Before the process ends: let peers take what is in flight, then tell those that wait that none will come."""
     deadline = Deadline(FLUSH_SECONDS)
     reason = _reason_to_leave()
     for pair in all_pairs():

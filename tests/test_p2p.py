@@ -60,9 +60,9 @@ def test_every_value_also_goes_both_ways_at_once_and_by_handles(backend: str) ->
         values = [(name, make()) for name, make in VALUES]
         ahead = [objcomm.irecv_object(1 - rank, channel=name) for name, _ in values]
         sent = [objcomm.isend_object(value, 1 - rank, channel=name) for name, value in values]
-        for (_, value), work in zip(values, ahead):
+        for (_, value), work in zip(values, ahead, strict=True):
             assert_same(work.wait(), value)
-        for (_, value), work in zip(values, sent):
+        for (_, value), work in zip(values, sent, strict=True):
             assert work.wait() is value
         for _, value in values:
             assert_same(objcomm.exchange_objects(value, 1 - rank), value)
@@ -209,10 +209,17 @@ def test_into_fills_tensors_in_place(backend: str) -> None:
             objcomm.send_object(sent, 1)
             objcomm.send_object("next", 1)
         else:
-            into = {"big": torch.zeros_like(sent["big"]), "small": torch.zeros(2, 3), "n": 0, "deep": [(torch.zeros(2),)]}
+            into = {
+                "big": torch.zeros_like(sent["big"]),
+                "small": torch.zeros(2, 3),
+                "n": 0,
+                "deep": [(torch.zeros(2),)],
+            }
             got = objcomm.recv_object(0, into=into)
             assert_same(got, sent)
-            assert got["big"] is into["big"] and got["small"] is into["small"] and got["deep"][0][0] is into["deep"][0][0]
+            assert (
+                got["big"] is into["big"] and got["small"] is into["small"] and got["deep"][0][0] is into["deep"][0][0]
+            )
             wrong = {**into, "small": torch.zeros(3, 2)}
             before = wrong["big"].zero_().clone()
             with pytest.raises(objcomm.DecodeError) as caught:
@@ -371,7 +378,12 @@ def test_no_tensor_is_ever_pickled() -> None:
         def refuse(self: Any, *args: Any) -> Any:
             raise AssertionError(f"torch's pickling of a {type(self).__name__} was called")
 
-        for cls in (torch.Tensor, torch.nn.Parameter, torch.storage.UntypedStorage, torch.storage.TypedStorage):
+        for cls in (
+            torch.Tensor,
+            torch.nn.Parameter,
+            torch.storage.UntypedStorage,
+            torch.storage.TypedStorage,
+        ):
             for method in ("__reduce_ex__", "__reduce__"):
                 setattr(cls, method, refuse)
         for name, value in values:

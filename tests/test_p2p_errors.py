@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 import types
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest

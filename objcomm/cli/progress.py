@@ -22,7 +22,7 @@ class Progress:
         width = max(10, min(40, columns - len(text) - 20))
         filled = width * done // self._total
         self._bar = f"[{'#' * filled}{'.' * (width - filled)}] {done}/{self._total}  {text}"[: columns - 1]
-        self._draw("\r", self._bar)
+        self._draw(f"\r{self._bar}\x1b[K")
 
     def line(self, text: str = "") -> None:
         """Print a whole line above the bar."""
@@ -35,7 +35,7 @@ class Progress:
         self._bar = ""
         self._draw("\r\x1b[K")
 
-    def _draw(self, *texts: str) -> None:
+    def _draw(self, text: str) -> None:
         if self._live:
-            self._stream.write("".join(texts) + ("\x1b[K" if texts[-1] else ""))
+            self._stream.write(text)
             self._stream.flush()

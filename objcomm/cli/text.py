@@ -77,8 +77,8 @@ class Text:
 
 def _usable(text: str) -> list[tuple[int, str]]:
     """Line numbers and lines, without the empty ones and without what is beyond the longest length."""
-    lines = enumerate(text.splitlines(), start=1)
-    return [(number, line[:LONGEST]) for number, line in lines if len(line.strip()) > 1]
+    lines = [(number, line[:LONGEST]) for number, line in enumerate(text.splitlines(), start=1)]
+    return [(number, line) for number, line in lines if len(line.strip()) > 1]
 
 
 def _batch(module: str, lines: list[tuple[int, str]]) -> Batch:

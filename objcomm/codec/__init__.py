@@ -10,11 +10,197 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ..config import Trust
+from ..errors import DecodeError, EncodeError, ObjcommError, TrustError
+from . import instances, opaque, path, registry, skeleton
+from .build import Builder
+from .memory import Memory, MemoryReader
+from .outline import decoding_error
+from .scan import Trouble
+
+__all__ = ["SEGMENT_THRESHOLD", "Encoded", "Plan", "encode", "parse"]
 
 # From this size on a buffer is its own transfer; below it, copying it into one block with others is cheaper.
 SEGMENT_THRESHOLD = 512 * 1024
+
+
+class Encoded:
+    """An object that is ready to leave. It keeps alive all memory that it points into.
+
+    Attributes:
+        skeleton: all that is not memory of tensors, arrays and buffers.
+        inline_bytes: size of the inline area.
+        segments: flat contiguous uint8 tensors, each a transfer of its own.
+        opaque: it holds at least one pickled leaf.
+    """
+
+    __slots__ = ("_memory", "inline_bytes", "opaque", "segments", "skeleton")
+
+    def __init__(self, skeleton: bytes, memory: Memory | None = None, opaque: bool = False) -> None:
+        self.skeleton = skeleton
+        self.inline_bytes: int = 0 if memory is None else memory.inline_bytes
+        self.segments: list[torch.Tensor] = [] if memory is None else memory.segments
+        self.opaque = opaque
+        self._memory = memory
+
+    @classmethod
+    def of_skeleton(cls, skeleton: bytes) -> Encoded:
+        """What has no memory beside its skeleton; the skeleton need not be one of this codec."""
+        return cls(skeleton)
+
+    def write_inline(self, out: torch.Tensor) -> None:
+        """Fill the inline area: a CPU uint8 tensor of ``inline_bytes`` elements."""
+        if self._memory is not None:
+            self._memory.write_inline(out)
+
+
+def encode(obj: object, *, trust: Trust = "cluster", threshold: int = SEGMENT_THRESHOLD) -> Encoded:
+    """Take an object apart. Nothing is copied yet but the small things.
+
+    Args:
+        obj: the object.
+        trust: ``"restricted"`` refuses whatever would have to be pickled.
+        threshold: bytes from which on a buffer becomes a segment.
+
+    Raises:
+        EncodeError: something in the object cannot be sent; its path is named.
+        TrustError: trust is restricted, and something would have to be pickled; its path is named.
+    """
+    try:
+        packed = skeleton.pack(obj, trust, threshold)
+    except Trouble as trouble:
+        raise _located(obj, trouble) from trouble.__cause__
+    except ObjcommError:
+        raise
+    except Exception as error:
+        raise EncodeError(f"the object cannot be encoded: {type(error).__name__}: {error}", path="obj") from error
+    return Encoded(packed.skeleton, packed.memory, packed.opaque)
+
+
+def _located(root: object, trouble: Trouble) -> ObjcommError:
+    cause = trouble.__cause__
+    if not trouble.pickled:
+        return path.encoding_error(root, trouble.objs, cause)
+    below, culprit, error = path.dig(trouble.objs[0], opaque.failure)
+    above = path.find(root, trouble.objs[0])
+    where = None if above is None else above + below
+    if isinstance(error, ObjcommError):
+        error.path = where
+        return error
+    return EncodeError(f"{path.describe(culprit)} cannot be pickled: {path.reason(error or cause)}", path=where)
+
+
+class Plan:
+    """A received skeleton, found whole and allowed. Nothing of the object exists yet."""
+
+    def __init__(
+        self,
+        parsed: skeleton.Parsed,
+        entries: list[instances.Resolved],
+        memory: MemoryReader | None,
+        segments: int,
+        restricted: bool,
+    ) -> None:
+        self._parsed = parsed
+        self._segments = segments
+        self._entries = entries
+        self._memory = memory
+        self._restricted = restricted
+
+    def targets(self, into: object | None) -> list[torch.Tensor | None]:
+        """Memory of ``into`` to receive segments straight into.
+
+        Args:
+            into: an object of the received structure, whose tensors :meth:`build` then fills; None to build anew.
+
+        Returns:
+            For each segment a flat uint8 tensor of its size and kind of device, or None: the caller allocates it.
+
+        Raises:
+            DecodeError: ``into`` does not match what is received; path, dtypes and shapes are named.
+        """
+        return [None] * self._segments
+
+    def build(
+        self, inline: torch.Tensor, segments: Sequence[torch.Tensor], device: torch.device | None = None
+    ) -> object:
+        """Build the object.
+
+        Args:
+            inline: the inline area; the result owns it and may hold views of it.
+            segments: flat uint8 tensors, owned by the result like ``inline``.
+            device: where all tensors of the result shall live; None leaves each where its bytes are.
+
+        Raises:
+            DecodeError: it cannot be built here; the path of what cannot is named.
+            TrustError: trust is restricted, and building it would run code.
+        """
+        builder: Builder | None = None
+        # Building makes many objects and no garbage: a collection would only look at all of them again.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            if self._parsed.plain:
+                return skeleton.unpack(self._parsed.tree)
+            leaves = [] if self._memory is None else self._memory.build(inline, segments, device)
+            builder = Builder(self._parsed, self._entries, self._restricted, leaves)
+            return builder.build()
+        except Exception as error:
+            raise decoding_error(error, self._parsed, builder) from error
+        finally:
+            if collecting:
+                gc.enable()
+
+
+def parse(
+    skeleton_: bytes | memoryview,
+    *,
+    inline_bytes: int,
+    segments: Sequence[tuple[int, bool]],
+    trust: Trust = "cluster",
+    max_bytes: int,
+) -> Plan:
+    """Look at a received skeleton; nothing is allocated, and in restricted trust nothing imported.
+
+    Args:
+        skeleton_: the skeleton.
+        inline_bytes: size of the inline area that comes with it.
+        segments: of each segment its bytes and whether the sender had them on an accelerator.
+        trust: what this process allows, whatever the sender claims.
+        max_bytes: no tensor may need more.
+
+    Raises:
+        DecodeError: it is malformed, or a class that it refers to is not here or not the same.
+        LimitError: a tensor in it needs more than ``max_bytes``.
+        TrustError: trust is restricted, and it holds pickled leaves, code, or classes that may not be built.
+    """
+    parsed = skeleton.parse(skeleton_)
+    restricted = trust == "restricted"
+    if parsed.memory is None and (inline_bytes or segments):
+        raise DecodeError("the message has an inline area or segments that its skeleton does not use")
+    if restricted and parsed.stream is not None:
+        raise TrustError("the message holds a pickle, and trust is restricted", hint="use cluster trust on both ranks")
+    for name in parsed.names:
+        entry = registry.named(name)
+        if entry is None:
+            raise DecodeError(f"no composite named {name!r} is registered here", hint="import what registers it")
+        if restricted and entry.code:
+            raise TrustError(f"the message holds code ({name}), and trust is restricted", hint="use cluster trust")
+    try:
+        entries = [instances.resolve(entry, restricted=restricted) for entry in parsed.classes]
+        memory: Any = None
+        if parsed.memory is not None:
+            memory = MemoryReader(
+                parsed.memory, inline_bytes=inline_bytes, segments=segments, max_bytes=max_bytes
+            )
+    except ObjcommError:
+        raise
+    except Exception as error:
+        raise DecodeError(f"the skeleton is malformed: {type(error).__name__}: {error}") from error
+    return Plan(parsed, entries, memory, len(segments), restricted)

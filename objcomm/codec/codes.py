@@ -6,6 +6,7 @@ that array becomes: nesting costs no nested packing that way. The numbers are pa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from msgpack import ExtType  # type: ignore[import-untyped]
@@ -73,3 +74,12 @@ def number(value: int) -> bytes:
 def indexed(code: int, index: int) -> Part:
     """A leaf or a mark whose data is an index."""
     return tuple.__new__(ExtType, (code, index.to_bytes((index.bit_length() + 7) // 8, "little")))
+
+
+class Mark:
+    """What the first element of an array decodes to: it turns that array (itself included) into the value."""
+
+    __slots__ = ("rebuild",)
+
+    def __init__(self, rebuild: Callable[[list[Any]], Any]) -> None:
+        self.rebuild = rebuild

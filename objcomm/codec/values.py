@@ -194,14 +194,21 @@ def _default_dict(items: list[Any]) -> defaultdict[Any, Any]:
     return defaultdict(items[1], _pairs(items, 2))
 
 
+def _ints(items: list[Any]) -> list[Any]:
+    """Constructors would ask anything else for its ``__index__``, which may be code of a user's class."""
+    if not all(type(item) is int for item in items):
+        raise ValueError("something else where an integer should be")
+    return items
+
+
 def _deque(items: list[Any]) -> deque[Any]:
-    if items[1] is not None and len(items) - 2 > items[1]:
+    if items[1] is not None and len(items) - 2 > _ints(items[1:2])[0]:
         raise ValueError("a deque longer than its maxlen")
     return deque(items[2:], items[1])
 
 
 def _range(items: list[Any]) -> range:
-    _, start, stop, step = items
+    start, stop, step = _ints(items[1:])
     return range(start, stop, step)
 
 
@@ -211,13 +218,13 @@ def _slice(items: list[Any]) -> slice:
 
 
 def _datetime_from(items: list[Any]) -> datetime.datetime:
-    *fields, fold, tzinfo = items[1:]
-    return datetime.datetime(*fields, tzinfo=tzinfo, fold=fold)
+    *fields, fold = _ints(items[1:-1])
+    return datetime.datetime(*fields, tzinfo=items[-1], fold=fold)
 
 
 def _time_from(items: list[Any]) -> datetime.time:
-    *fields, fold, tzinfo = items[1:]
-    return datetime.time(*fields, tzinfo=tzinfo, fold=fold)
+    *fields, fold = _ints(items[1:-1])
+    return datetime.time(*fields, tzinfo=items[-1], fold=fold)
 
 
 # A list hook gets the mark as the first item.
@@ -231,7 +238,7 @@ LISTS: dict[int, Callable[[list[Any]], object]] = {
     codes.DEQUE: _deque,
     codes.RANGE: _range,
     codes.SLICE: _slice,
-    codes.SIZE: lambda items: torch.Size(items[1:]),
+    codes.SIZE: lambda items: torch.Size(_ints(items[1:])),
     codes.DATETIME: _datetime_from,
     codes.TIME: _time_from,
     codes.TIMEZONE: lambda items: datetime.timezone(*items[1:]),

@@ -1,0 +1,8 @@
+"""Moves bytes and tensors between this rank and its peers. Knows nothing of what they mean."""
+
+from .base import Link, Pending, message_count
+from .control import init_control
+from .groups import Peer, rank_in, resolve
+from .routes import link
+
+__all__ = ["Link", "Peer", "Pending", "init_control", "link", "message_count", "rank_in", "resolve"]

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from ..errors import LimitError, ProtocolError
 
@@ -35,6 +36,11 @@ class Kind(IntEnum):
     GOODBYE = 3
 
 
+# Looked up on every message: a dict and an int cost a fraction of the enum's own calls.
+_KINDS = {int(kind): kind for kind in Kind}
+_DATA = int(Kind.DATA)
+
+
 class Flag(IntEnum):
     """Bits of the header's flags."""
 
@@ -56,8 +62,7 @@ class Terms:
     version: int = VERSION
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """The fixed part of a head, validated against itself and against this rank's terms.
 
     Attributes:
@@ -81,8 +86,7 @@ class Header:
     frame_bytes: int
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(NamedTuple):
     """What stands between the header and the inline area.
 
     Attributes:
@@ -193,22 +197,22 @@ def read_header(window: memoryview, terms: Terms) -> Header:
         raise ProtocolError(f"the peer speaks version {version} of the protocol, this rank version {terms.version}")
     if zlib.crc32(window[:_UNCHECKED]) != header_checksum:
         raise ProtocolError("the head is damaged: the header does not match its checksum")
-    if kind not in (Kind.DATA, Kind.ERROR, Kind.GOODBYE):
+    if kind not in _KINDS:
         raise ProtocolError(f"a head of unknown kind {kind}")
     # A failed send must be heard whatever else the two ends differ in.
-    if kind == Kind.DATA:
+    if kind == _DATA and (window_bytes != terms.window or max_bytes != terms.max_bytes):
         agree(terms, Terms(window_bytes, max_bytes, version))
     body_bytes = 8 * segment_count + channel_bytes + skeleton_bytes
     inline_at, frame_bytes = frame_layout(skeleton_bytes, inline_bytes, segment_count, channel_bytes)
-    if channel_bytes > MAX_CHANNEL_BYTES or (kind != Kind.DATA and (frame_bytes > terms.window or segment_bytes)):
+    if channel_bytes > MAX_CHANNEL_BYTES or (kind != _DATA and (frame_bytes > terms.window or segment_bytes)):
         raise ProtocolError("the head's sizes contradict each other: a channel or a notice longer than allowed")
-    if frame_bytes + segment_bytes > terms.max_bytes and kind == Kind.DATA:
+    if frame_bytes + segment_bytes > terms.max_bytes and kind == _DATA:
         raise LimitError(
             f"a message of {frame_bytes + segment_bytes} bytes arrived, max_bytes is {terms.max_bytes}",
             hint="raise max_bytes on all ranks",
         )
     return Header(
-        Kind(kind),
+        _KINDS[kind],
         flags,
         sequence,
         skeleton_bytes,
@@ -232,9 +236,11 @@ def read_body(frame: memoryview, header: Header) -> Body:
     body = frame[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
     if len(body) != header.body_bytes or zlib.crc32(body) != header.body_checksum:
         raise ProtocolError("the head is damaged: what follows the header does not match its checksum")
-    table = struct.unpack_from(f"<{header.segment_count}Q", body)
-    segments = tuple((size & (_ACCELERATOR - 1), size >= _ACCELERATOR) for size in table)
-    if sum(size for size, _ in segments) != header.segment_bytes or any(size == 0 for size, _ in segments):
+    segments: tuple[tuple[int, bool], ...] = ()
+    if header.segment_count:
+        table = struct.unpack_from(f"<{header.segment_count}Q", body)
+        segments = tuple((size & (_ACCELERATOR - 1), size >= _ACCELERATOR) for size in table)
+    if sum([size for size, _ in segments]) != header.segment_bytes or (segments and min(segments)[0] == 0):
         raise ProtocolError("the head's sizes contradict each other: the segment table and the header")
     at = 8 * header.segment_count
     try:

@@ -1,0 +1,175 @@
+"""Instances that travel as a reference to their class and their values: namedtuples, dataclasses, members of enums.
+
+They are taken apart and built without running anything of the class: no ``__init__``, no ``__post_init__``, no
+``__setattr__``, no property.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, NamedTuple
+
+from ..errors import DecodeError, TrustError
+from .classes import Layout, dict_of, find, layout
+from .codes import Mark
+
+# -- encoding ----------------------------------------------------------------------------------------------------------
+
+
+class ClassTable:
+    """The classes, and members of enums, that one message refers to."""
+
+    def __init__(self) -> None:
+        self.entries: list[list[Any]] = []
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def _index(self, key: tuple[Any, ...], entry: list[Any]) -> int:
+        index = self._known.get(key)
+        if index is None:
+            index = self._known[key] = len(self.entries)
+            self.entries.append(entry)
+        return index
+
+    def member(self, known: Layout, obj: Any) -> int | None:
+        """The entry of a member of an enum; None if its class does not know it."""
+        cls: Any = known.cls
+        name = object.__getattribute__(obj, "_name_")
+        if isinstance(name, str) and dict_of(cls)["_member_map_"].get(name) is obj:
+            return self._index((cls, name), [known.kind, *known.name, name])
+        if known.kind == "flag" and _is_own_flag(cls):
+            value = object.__getattribute__(obj, "_value_")
+            if type(value) is int and enum.EnumMeta.__call__(cls, value) is obj:
+                return self._index((cls, value), [known.kind, *known.name, value])
+        return None
+
+    def values(self, known: Layout, obj: Any) -> tuple[int, list[Any]] | None:
+        """The entry of an instance's class, and the values that make the instance; None if there is more to it."""
+        if known.kind == "dataclass":
+            return self._dataclass(known, obj)
+        if known.instance_dict is not None and known.instance_dict.__get__(obj):
+            return None
+        if tuple.__len__(obj) != len(known.fields):
+            return None
+        index = self._index((known.cls,), [known.kind, *known.name, list(known.fields)])
+        return index, list(tuple.__iter__(obj))
+
+    def _dataclass(self, known: Layout, obj: Any) -> tuple[int, list[Any]] | None:
+        attributes = known.attributes(obj)
+        if attributes is None:
+            return None
+        names, values = attributes
+        key = (known.cls, *names)
+        index = self._known.get(key)
+        if index is None:
+            if not all(type(name) is str for name in names):
+                return None
+            usual = tuple(names) == known.fields
+            entry = [known.kind, *known.name, list(known.fields), None if usual else names]
+            index = self._index(key, entry)
+        return index, values
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+class Resolved(NamedTuple):
+    """What an entry of the class table stands for: a member of an enum, or the mark that rebuilds instances."""
+
+    cls: type
+    value: Any
+
+
+def resolve(entry: list[Any], *, restricted: bool) -> Resolved:
+    """Find the class of an entry of the class table.
+
+    Raises:
+        DecodeError: the class, or a member or field of it, is not there or not the same.
+        TrustError: restricted trust, and a class that only cluster trust would build.
+    """
+    kind, module, qualname, *rest = entry
+    if not isinstance(module, str) or not isinstance(qualname, str):
+        raise DecodeError("the class table of the message is malformed")
+    cls = find(module, qualname, restricted=restricted)
+    name = f"{module}.{qualname}"
+    known = layout(cls)
+    if known is None or known.kind != kind:
+        text = f"class {name} is no {kind} here that can be rebuilt without running its code"
+        raise TrustError(text) if restricted else DecodeError(text)
+    if kind == "enum" or kind == "flag":
+        (value,) = rest
+        return Resolved(cls, _member(cls, name, value))
+    fields = tuple(rest[0])
+    if fields != known.fields:
+        raise DecodeError(
+            f"{kind} {name} has the fields {', '.join(known.fields) or 'none'} here, "
+            f"but {', '.join(map(str, fields)) or 'none'} at the sender",
+            hint="both ranks must run the same version of the class",
+        )
+    if kind == "dataclass":
+        names = fields if rest[1] is None else tuple(rest[1])
+        return Resolved(cls, Mark(_dataclass_builder(known, name, names)))
+    return Resolved(cls, Mark(_tuple_builder(known, name)))
+
+
+def _member(cls: Any, name: str, value: Any) -> object:
+    if isinstance(value, str):
+        member = dict_of(cls)["_member_map_"].get(value)
+        if member is None:
+            raise DecodeError(f"enum {name} has no member {value!r} here")
+        return member
+    if not _is_own_flag(cls) or type(value) is not int:
+        raise DecodeError(f"a combination of the members of {name} cannot be built here")
+    try:
+        return enum.EnumMeta.__call__(cls, value)
+    except ValueError as error:
+        raise DecodeError(f"flag {name} has no combination {value} here") from error
+
+
+def _is_own_flag(cls: Any) -> bool:
+    """Whether combinations are made by the enum module alone."""
+    return any(cls._missing_.__func__ is base._missing_.__func__ for base in (enum.Flag, enum.IntFlag))  # type: ignore[attr-defined]
+
+
+def _tuple_builder(known: Layout, name: str) -> Callable[[list[Any]], Any]:
+    cls: Any = known.cls
+    size = len(known.fields) + 1
+    structseq = known.kind == "structseq"
+
+    def build(items: list[Any]) -> Any:
+        if len(items) != size:
+            raise DecodeError(f"{name} has {size - 1} fields, not {len(items) - 1}")
+        return cls(items[1:]) if structseq else tuple.__new__(cls, items[1:])
+
+    return build
+
+
+def _dataclass_builder(known: Layout, name: str, names: tuple[Any, ...]) -> Callable[[list[Any]], Any]:
+    cls: Any = known.cls
+    if not all(isinstance(each, str) for each in names) or len(set(names)) != len(names):
+        raise DecodeError(f"the message names the attributes of {name} wrongly")
+    interned = tuple(map(sys.intern, names))
+    homeless = [each for each in names if each not in known.slots]
+    if homeless and known.instance_dict is None:
+        raise DecodeError(f"instances of {name} have no attribute {homeless[0]!r} here")
+    size = len(names) + 1
+    get_dict = None if known.instance_dict is None else known.instance_dict.__get__
+    setters = [known.slots[each].__set__ if each in known.slots else None for each in names]
+
+    def build(items: list[Any]) -> Any:
+        if len(items) != size:
+            raise DecodeError(f"{name} has {size - 1} attributes in this message, not {len(items) - 1}")
+        obj = object.__new__(cls)
+        if len(homeless) == size - 1 and get_dict is not None:
+            get_dict(obj).update(zip(interned, islice(items, 1, None)))
+            return obj
+        for setter, attribute, value in zip(setters, interned, islice(items, 1, None)):
+            if setter is not None:
+                setter(obj, value)
+            elif get_dict is not None:
+                get_dict(obj)[attribute] = value
+        return obj
+
+    return build

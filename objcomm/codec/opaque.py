@@ -1,0 +1,113 @@
+"""Everything that no other file knows: one cloudpickle stream a message, with tensors and arrays kept out of it.
+
+Leaves are pickled one after the other by one pickler, so an object of a user's class that occurs in several leaves
+arrives as one object, and both ends know which leaf fails. What a module of this process holds under its own name
+travels as a reference, ``__main__`` included: the receiver's class is then the class of what arrives.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from ..errors import DecodeError
+from . import registry
+from .classes import resolves
+from .scan import Scan, Trouble
+
+# Never out of band, and most of what a pickler meets.
+_COMMON = frozenset((str, int, float, bool, type(None), tuple, list, dict, bytes, set, type, types.FunctionType))
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, scan: Scan, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self._scan = scan
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return None if type(obj) in _COMMON else self._scan.out_of_band(obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is types.FunctionType or issubclass(kind, type):
+            # A string means: by reference. cloudpickle would send what __main__ defines by value.
+            return obj.__qualname__ if _goes_by_reference(obj) else super().reducer_override(obj)
+        parts = self._scan.in_stream(obj)
+        if parts is not None:
+            return _rebuild_composite, parts
+        return super().reducer_override(obj)
+
+
+def _goes_by_reference(obj: Any) -> bool:
+    return resolves(obj) and obj.__module__ not in cloudpickle.list_registry_pickle_by_value()
+
+
+def dump(leaves: list[Any], scan: Scan) -> list[Any]:
+    """Pickle the leaves into the memory of the scan. Returns the entry of the tables.
+
+    Raises:
+        Trouble: one of them cannot be pickled.
+    """
+    file = io.BytesIO()
+    buffers: list[int] = []
+    pickler = _Pickler(file, scan, lambda buffer: buffers.append(scan.memory.add_bytes(buffer.raw())))
+    for leaf in leaves:
+        try:
+            pickler.dump(leaf)
+        except Exception as error:
+            raise Trouble(leaf, pickled=True) from error
+    return [scan.memory.add_bytes(file.getbuffer()), len(leaves), buffers]
+
+
+def failure(obj: Any) -> Exception | None:
+    """The exception that pickling an object by itself raises, if any."""
+    try:
+        dump([obj], Scan("cluster", sys.maxsize))
+    except Trouble as trouble:
+        cause = trouble.__cause__
+        assert isinstance(cause, Exception)
+        return cause
+    return None
+
+
+def _rebuild_composite(name: str, parts: list[Any]) -> Any:
+    entry = registry.named(name)
+    if entry is None:
+        raise DecodeError(f"no composite named {name!r} is registered here")
+    return entry.rebuild(parts)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, buffers: Sequence[Any], out_of_band: Callable[[int], Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._out_of_band = out_of_band
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._out_of_band(pid)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "__mp_main__" and module not in sys.modules:
+            module = "__main__"
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError) as error:
+            raise DecodeError(
+                f"{module}.{name}, which the sender refers to, is not known here: {error}",
+                hint="define it on this rank too, under that name, in a module that can be imported",
+            ) from error
+
+
+def load(stream: Any, buffers: Sequence[Any], out_of_band: Callable[[int], Any], count: int, into: list[Any]) -> None:
+    """Unpickle ``count`` leaves, appending each. Only cluster trust may come here.
+
+    An exception of a leaf passes through; ``len(into)`` is then its number.
+    """
+    unpickler = _Unpickler(io.BytesIO(stream), buffers, out_of_band)
+    for _ in range(count):
+        into.append(unpickler.load())

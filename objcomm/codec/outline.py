@@ -1,0 +1,139 @@
+"""Where in a received object the part is that cannot be built: the skeleton is gone through again, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import DecodeError, ObjcommError
+from . import codes, skeleton
+from .build import Builder
+from .path import ROOT, reason, show
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    code: int
+    data: bytes
+
+
+class _Pairs(list[Any]):
+    """A dict, as pairs: what its keys become is not known yet."""
+
+
+class _Failed(Exception):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+
+def decoding_error(error: Exception, parsed: skeleton.Parsed, builder: Builder | None) -> ObjcommError:
+    """The error to raise for a message that cannot be built. ``builder`` is as the error left it."""
+    if not isinstance(error, ObjcommError):
+        error = DecodeError(f"the object cannot be rebuilt: {reason(error)}")
+    if error.path is None and builder is not None:
+        try:
+            error.path = _Outline(parsed, builder).path()
+        except Exception:
+            error.path = None  # of a malformed skeleton, say
+    return error
+
+
+class _Outline:
+    """The tree of a message with its leaves left as they are."""
+
+    def __init__(self, parsed: skeleton.Parsed, builder: Builder) -> None:
+        self._parsed = parsed
+        self._builder = builder
+        tree = skeleton.unpack(parsed.tree, _Leaf, None, _Pairs)
+        self._root = tree[-1] if parsed.definitions else tree
+        self._definitions = [body[1] for body in tree[:-1]] if parsed.definitions else []
+
+    def path(self) -> str | None:
+        builder = self._builder
+        if len(builder.composites) < len(self._parsed.names):
+            return self._find(_Leaf(codes.COMPOSITE, codes.number(len(builder.composites))))
+        if self._parsed.stream is not None and len(builder.opaque) < self._parsed.stream.count:
+            return self._find(_Leaf(codes.OPAQUE, codes.number(len(builder.opaque))))
+        builder.restart()
+        try:
+            for index, body in enumerate(self._definitions):
+                where = self._find(_Leaf(codes.SHARED, codes.number(index))) or ROOT
+                builder.shared.append(self._build(body, where))
+            self._build(self._root, ROOT)
+        except _Failed as failed:
+            return failed.path
+        return None
+
+    def _find(self, leaf: _Leaf) -> str | None:
+        """The path of a leaf, through shared definitions if need be."""
+
+        def search(node: Any, path: str) -> str | None:
+            if node == leaf and type(node) is _Leaf:
+                return path
+            for label, child in self._children(node):
+                found = search(child, path + label)
+                if found is not None:
+                    return found
+            return None
+
+        found = search(self._root, ROOT)
+        for index, body in enumerate(self._definitions) if found is None else ():
+            below = search(body, "")
+            above = None if below is None else self._find(_Leaf(codes.SHARED, codes.number(index)))
+            if above is not None and below is not None:
+                return above + below
+        return found
+
+    def _build(self, node: Any, path: str) -> Any:
+        built = {id(child): self._build(child, path + label) for label, child in self._children(node)}
+        try:
+            if type(node) is _Leaf:
+                return self._builder.leaf(node.code, node.data)
+            if type(node) is _Pairs:
+                return {built[id(key)]: built[id(value)] for key, value in node}
+            if type(node) is list:
+                items = [built[id(child)] if id(child) in built else self._build(child, path) for child in node]
+                return self._builder.array(items)
+            return node
+        except _Failed:
+            raise
+        except Exception as error:
+            raise _Failed(path) from error
+
+    def _children(self, node: Any) -> list[tuple[str, Any]]:
+        if type(node) is _Pairs:
+            return [pair for key, value in node for pair in self._entry(key, value)]
+        if type(node) is not list:
+            return []
+        head = node[0] if node else None
+        if type(head) is not _Leaf or head.code < codes.TUPLE:
+            return [(f"[{index}]", child) for index, child in enumerate(node)]
+        labels = self._labels(head)
+        if labels is None:
+            first = len(node) % 2 == 0
+            items = node[1 + first :]
+            return [pair for key, value in zip(items[::2], items[1::2]) for pair in self._entry(key, value)]
+        return [(labels(index), child) for index, child in enumerate(node[1:])]
+
+    def _entry(self, key: Any, value: Any) -> list[tuple[str, Any]]:
+        try:
+            text = show(self._build(key, ""))
+        except _Failed:
+            text = "?"
+        return [(f".key({text})", key), (f"[{text}]", value)]
+
+    def _labels(self, head: _Leaf) -> Callable[[int], str] | None:
+        """How the items after a mark are reached; None if they are keys and values."""
+        if head.code in (codes.DICT, codes.ORDERED_DICT, codes.DEFAULT_DICT):
+            return None
+        if head.code == codes.INSTANCE:
+            kind, _, _, fields, *names = self._parsed.classes[int.from_bytes(head.data, "little")]
+            attributes = names[0] if names and names[0] is not None else fields
+            return lambda index: f".{attributes[index]}" if index < len(attributes) else f"[{index}]"
+        if head.code in (codes.SET, codes.FROZENSET):
+            return lambda index: ".element(?)"
+        if head.code == codes.DEQUE:
+            return lambda index: ".maxlen" if index == 0 else f"[{index - 1}]"
+        return lambda index: f"[{index}]"

@@ -1,0 +1,222 @@
+"""The bytes of a skeleton: a format byte, then the tree alone, or tables, composites and the tree.
+
+``PLAIN`` (0): the tree, nothing but msgpack's own types. ``TABLES`` (1): the lengths of the tables and of the
+composites (two little-endian 32-bit numbers), then three msgpack objects. The tables are an array of
+
+- the memory table, or nil,
+- the names of the composites, in the order of their definitions,
+- the class table: references to classes with their fields, and members of enums,
+- nil, or index of the pickle stream in the memory table, number of its leaves, indices of its buffers,
+- the number of shared definitions.
+
+The composites are an array of definitions. The tree is the object or, if there are shared definitions, an array of
+these and the object.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from msgpack import Packer, Unpacker, unpackb  # type: ignore[import-untyped]
+
+from ..config import Trust
+from ..errors import DecodeError
+from . import codes, opaque
+from .codes import Part, ext
+from .deep import Rewriter
+from .memory import Memory
+from .scan import Entangled, Scan, first_foreign
+
+PLAIN, TABLES = 0, 1
+_HEADER = struct.Struct("<BII")
+_DEFINITION = ext(codes.DEFINITION)
+
+
+def _pack(obj: Any, default: Callable[[Any], Part] | None = None, prefix: int | None = None) -> bytes:
+    packer = Packer(strict_types=True, unicode_errors="surrogatepass", autoreset=False, default=default)
+    if prefix is not None:
+        packer.pack(prefix)
+    try:
+        packer.pack(obj)
+    except ValueError as error:
+        # The message is msgpack's only way to say so; any other ValueError is about a size.
+        if "recursion" in str(error):
+            raise Entangled from error
+        raise
+    return packer.bytes()  # type: ignore[no-any-return]
+
+
+class Packed(NamedTuple):
+    """A skeleton and the memory that goes with it (None: there is none)."""
+
+    skeleton: bytes
+    memory: Memory | None = None
+    opaque: bool = False
+
+
+def pack(obj: Any, trust: Trust, threshold: int) -> Packed:
+    """Pack an object.
+
+    Raises:
+        Trouble: an object inside of it cannot be sent.
+        EncodeError: the object as a whole cannot be sent.
+    """
+    try:
+        level = first_foreign(obj, threshold)
+        if level is None:
+            try:
+                return Packed(_pack(obj, prefix=PLAIN))
+            except (OverflowError, ValueError):
+                level = [obj]  # an integer or a string that msgpack has no room for
+        scan = Scan(trust, threshold)
+        scan.walk(level)
+        return _pack_scanned(obj, scan)
+    except Entangled:
+        scan = Scan(trust, threshold, careful=True)
+        scan.walk([obj])
+        return _pack_scanned(obj, scan)
+
+
+def _pack_scanned(obj: Any, scan: Scan) -> Packed:
+    definitions: list[Part] = []
+    try:
+        tree = _pack_tree(obj, scan, definitions)
+    except ValueError:
+        scan.mistaken = True  # a string that msgpack has no room for
+        tree = _pack_tree(obj, scan, definitions)
+    stream = opaque.dump(scan.leaves, scan) if scan.leaves else None
+    composites = b""
+    if scan.composites:
+        bodies = [[_DEFINITION, *parts] for _, parts in scan.composites]
+        if scan.mistaken:
+            rewriter = Rewriter(scan, share=False)
+            bodies = [[_DEFINITION, *rewriter.rewrite(parts)] for _, parts in scan.composites]
+        composites = _pack(bodies, scan.part)
+    memory = scan.finish()
+    names = [name for name, _ in scan.composites]
+    tables = _pack([memory and memory.table, names, scan.classes.entries, stream, len(definitions)], scan.part)
+    head = _HEADER.pack(TABLES, len(tables), len(composites))
+    return Packed(b"".join((head, tables, composites, tree)), memory, stream is not None)
+
+
+def _pack_tree(obj: Any, scan: Scan, definitions: list[Part]) -> bytes:
+    if not scan.mistaken:
+        return _pack(obj, scan.part)
+    rewriter = Rewriter(scan)
+    root = rewriter.rewrite(obj)
+    definitions += rewriter.definitions
+    return _pack([*definitions, root] if definitions else root, rewriter.part)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _check(blob: memoryview) -> None:
+    """Whether it is one whole msgpack object: then what it allocates is bounded by its own length.
+
+    msgpack makes a list as long as its header says before it looks for the items.
+    """
+    unpacker = Unpacker(max_buffer_size=max(1, len(blob)), strict_map_key=False)
+    unpacker.feed(blob)
+    unpacker.skip()
+    if unpacker.tell() != len(blob):
+        raise ValueError("there is more than one object")
+
+
+def _no_leaves(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension code {code} has no place here")
+
+
+def _table_leaf(code: int, data: bytes) -> int:
+    if code != codes.INTEGER:
+        raise ValueError(f"extension code {code} has no place in the tables")
+    return int.from_bytes(data, "little", signed=True)
+
+
+def unpack(
+    blob: memoryview,
+    leaf: Callable[[int, bytes], Any] = _no_leaves,
+    array: Callable[[list[Any]], Any] | None = None,
+    pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None,
+) -> Any:
+    """One msgpack object that :func:`parse` has found whole."""
+    return unpackb(
+        blob,
+        strict_map_key=False,
+        unicode_errors="surrogatepass",
+        ext_hook=leaf,
+        list_hook=array,
+        object_pairs_hook=pairs,
+    )
+
+
+class Stream(NamedTuple):
+    """The pickle stream: memory leaves of it and of its buffers, and how many objects it holds."""
+
+    index: int
+    count: int
+    buffers: list[int]
+
+
+class Parsed(NamedTuple):
+    """A skeleton that is whole, in its pieces.
+
+    Attributes:
+        plain: there are no tables: the tree is all.
+    """
+
+    tree: memoryview
+    plain: bool = True
+    memory: Any = None
+    names: tuple[str, ...] = ()
+    classes: tuple[Any, ...] = ()
+    stream: Stream | None = None
+    definitions: int = 0
+    composites: memoryview = memoryview(b"")
+
+
+def parse(skeleton: bytes | memoryview) -> Parsed:
+    """Take a skeleton apart without building anything of it.
+
+    Raises:
+        DecodeError: it is malformed.
+    """
+    try:
+        view = memoryview(skeleton).cast("B")
+        if len(view) and view[0] == PLAIN:
+            _check(view[1:])
+            return Parsed(view[1:])
+        return _parse_tables(view)
+    except Exception as error:
+        raise DecodeError(f"the skeleton is malformed: {error or type(error).__name__}") from error
+
+
+def _parse_tables(view: memoryview) -> Parsed:
+    tag, tables_bytes, composites_bytes = _HEADER.unpack_from(view)
+    composites_at = _HEADER.size + tables_bytes
+    tree_at = composites_at + composites_bytes
+    if tag != TABLES or tree_at > len(view):
+        raise ValueError("unknown format or lengths")
+    blobs = view[_HEADER.size : composites_at], view[composites_at:tree_at], view[tree_at:]
+    for blob in blobs:
+        if len(blob) or blob is not blobs[1]:
+            _check(blob)
+    memory, names, classes, stream, definitions = unpack(blobs[0], _table_leaf)
+    if not (_are(names, str) and _are(classes, list) and _is_count(definitions)):
+        raise ValueError("tables of the wrong types")
+    if stream is not None:
+        index, count, buffers = stream
+        if not (_is_count(index) and _is_count(count) and _are(buffers, int)):
+            raise ValueError("a wrong description of the pickle stream")
+        stream = Stream(index, count, buffers)
+    return Parsed(blobs[2], False, memory, tuple(names), tuple(classes), stream, definitions, blobs[1])
+
+
+def _are(items: Any, kind: type) -> bool:
+    return type(items) is list and all(type(item) is kind for item in items)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0

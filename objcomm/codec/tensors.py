@@ -1,0 +1,102 @@
+"""Plain tensors: which ones travel as they are, and how they are made again over memory that has arrived."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import DecodeError, EncodeError
+from . import dtypes
+from .form import ACCELERATOR, PARAMETER, REQUIRES_GRAD, Form
+
+_C: Any = torch._C
+_dispatch_keys = _C._dispatch_keys
+
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+
+# What a tensor answers to if it is nothing but strided memory of a device. Conjugate, negative, quantized, nested,
+# meta and wrapped tensors answer to more, or to something else.
+_BACKEND = re.compile(r"CPU|CUDA|XPU|MPS|HPU|MTIA|IPU|PrivateUse1")
+_COMMON = re.compile(r"ADInplaceOrView|Autograd\w+|Autocast\w+")
+_plain_keys: dict[int, bool] = {}
+
+
+def is_plain(obj: torch.Tensor) -> bool:
+    """Whether a tensor is strided memory and nothing else, of a type of torch's own: ``add_tensor`` takes it."""
+    if type(obj) not in _PLAIN_TYPES or obj.__dict__:
+        return False
+    keys = _dispatch_keys(obj)
+    known = _plain_keys.get(keys.raw_repr())
+    return _look_up(keys) if known is None else known
+
+
+def _look_up(keys: Any) -> bool:
+    names = re.findall(r"\w+", str(keys))[1:]
+    others = [name for name in names if not _COMMON.fullmatch(name)]
+    plain = len(others) == 1 and _BACKEND.fullmatch(others[0]) is not None
+    _plain_keys[keys.raw_repr()] = plain
+    return plain
+
+
+def on_accelerator(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
+def form_of(obj: torch.Tensor) -> Form:
+    """The form of a plain tensor.
+
+    Raises:
+        EncodeError: its dtype is none that can be sent, or it is too large to be described.
+    """
+    dtype = obj.dtype
+    code = dtypes.CODES.get(dtype)
+    if code is None:
+        raise EncodeError(f"tensors of {dtype} cannot be sent", hint="send them viewed as another dtype")
+    flags = REQUIRES_GRAD if obj.requires_grad else 0
+    if type(obj) is not torch.Tensor:
+        flags |= PARAMETER
+    if on_accelerator(obj.device):
+        flags |= ACCELERATOR
+    itemsize = dtype.itemsize
+    try:
+        return Form(code, dtype, itemsize, obj.shape, [stride * itemsize for stride in obj.stride()], flags)
+    except ValueError as error:
+        raise EncodeError(f"a tensor cannot be sent: {error}") from None
+
+
+def read_form(code: Any, flags: int, shape: Sequence[int], strides: Sequence[int] | None) -> Form:
+    """The form of a tensor as it came in a message, every number in it checked.
+
+    Raises:
+        DecodeError: no tensor here can have it.
+    """
+    dtype = dtypes.BY_CODE.get(code)
+    if dtype is None:
+        raise DecodeError(f"this torch ({torch.__version__}) has no {dtypes.name_of(code)}")
+    if flags & ~(REQUIRES_GRAD | PARAMETER | ACCELERATOR):
+        raise DecodeError(f"a tensor with the flags {flags}")
+    if flags & REQUIRES_GRAD and not (dtype.is_floating_point or dtype.is_complex):
+        raise DecodeError(f"a tensor of {dtype} cannot require grad")
+    itemsize = dtype.itemsize
+    if strides is not None and any(stride < 0 or stride % itemsize for stride in strides):
+        raise DecodeError(f"a tensor of {dtype} cannot have strides of {list(strides)} bytes")
+    return Form(code, dtype, itemsize, shape, strides, flags)
+
+
+def over(form: Form, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:
+    """A tensor over memory, ``offset`` bytes into it. It is no view of another tensor for autograd."""
+    itemsize = form.itemsize
+    tensor = torch.empty(0, dtype=form.dtype, device=storage.device)
+    strides = [stride // itemsize for stride in form.strides]
+    return tensor.set_(storage, offset // itemsize, form.shape, strides)  # type: ignore[call-overload,no-any-return]
+
+
+def finished(form: Form, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with what its flags say."""
+    flags = form.flags
+    if flags & PARAMETER:
+        return torch.nn.Parameter(tensor, requires_grad=bool(flags & REQUIRES_GRAD))
+    return tensor.requires_grad_() if flags & REQUIRES_GRAD else tensor

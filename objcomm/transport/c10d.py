@@ -1,0 +1,118 @@
+"""The elastic lane: gloo, called without torch's wrappers in between.
+
+What gloo does, and this file lives with:
+
+- A receive may be longer than what is sent; one that is *shorter* ends the whole process. So nothing may ever receive on
+  the tag of the data but what agrees with the sender on the sizes.
+- A wait that runs out of time closes every connection of this rank in that gloo context, the whole group's, for good;
+  each peer sees its own connection closed.
+- ``is_completed()`` says nothing before ``wait()``, so each transfer is waited for.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ..deadline import Deadline
+from ..errors import ObjcommError, PeerError, TransferTimeout
+from .base import Both, Pending, messages
+
+# "objc": what users send on the same pair of ranks has another tag, so the two never mix.
+TAG = 0x6F626A63
+# A receive that nothing is ever sent to; see ElasticLane.close.
+_CLOSE_TAG = TAG + 1
+_SOON = timedelta(milliseconds=1)
+
+_SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*")
+_ADVICE = re.compile(r"\s*This is typically caused by.*$", re.DOTALL)
+
+# Why all connections of a gloo backend were closed by this rank, by backend.
+_closed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+class ElasticLane:
+    """Both directions between this rank and one peer over one gloo backend."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, backend: Any, peer_group_rank: int, peer: int) -> None:
+        self._backend = backend
+        self._peer_group_rank = peer_group_rank
+        self._peer = peer
+
+    def send(self, tensor: torch.Tensor) -> Pending:
+        """Post one message. It is complete when the peer has posted its receive, however small it is."""
+        try:
+            work = self._backend.send([tensor], self._peer_group_rank, TAG)
+        except RuntimeError as error:
+            raise self.translated(error) from error
+        return _Transfer(self, work, tensor)
+
+    def recv(self, tensor: torch.Tensor) -> Pending:
+        """Post the receive of one message of at most the length of ``tensor``."""
+        try:
+            work = self._backend.recv([tensor], self._peer_group_rank, TAG)
+        except RuntimeError as error:
+            raise self.translated(error) from error
+        return _Transfer(self, work, tensor)
+
+    def send_all(self, tensors: Sequence[torch.Tensor]) -> Pending:
+        return Both([self.send(piece) for piece in messages(tensors)])
+
+    def recv_all(self, tensors: Sequence[torch.Tensor]) -> Pending:
+        return Both([self.recv(piece) for piece in messages(tensors)])
+
+    def close(self) -> None:
+        """Close the connection, for both ends at once, by a wait that runs out of time. Never raises."""
+        _closed.setdefault(self._backend, f"this rank broke off its transfers with rank {self._peer}")
+        try:
+            self._backend.recv([torch.empty(1, dtype=torch.uint8)], self._peer_group_rank, _CLOSE_TAG).wait(_SOON)
+        except RuntimeError:
+            return
+
+    def translated(self, error: RuntimeError) -> ObjcommError:
+        """What gloo's error means."""
+        text = str(error)
+        if "Timed out waiting" in text:
+            _closed.setdefault(self._backend, f"a transfer with rank {self._peer} ran out of time")
+            return TransferTimeout(f"rank {self._peer} did not come in time")
+        what = _ADVICE.sub("", _SOURCE_LINE.sub("", text.splitlines()[0] if text else repr(error))).rstrip(".: ")
+        if "Application timeout" in text:
+            why = _closed.get(self._backend, "a transfer on it ran out of time")
+            return PeerError(
+                f"this rank has closed its gloo connections of this group, for {why}",
+                hint="gloo cannot close one without the others; use another group from here on",
+            )
+        return PeerError(f"the connection to rank {self._peer} is gone: {what}")
+
+
+class _Transfer:
+    """One message. The work object does not own the memory, so this does."""
+
+    __slots__ = ("_error", "_lane", "_memory", "_work")
+
+    def __init__(self, lane: ElasticLane, work: Any, memory: torch.Tensor) -> None:
+        self._lane = lane
+        self._work = work
+        self._memory: torch.Tensor | None = memory
+        self._error: ObjcommError | None = None
+
+    def wait(self, deadline: Deadline) -> None:
+        work = self._work
+        if work is None:
+            if self._error is not None:
+                raise self._error
+            return
+        try:
+            work.wait(deadline.timedelta())
+        except RuntimeError as error:
+            self._error = self._lane.translated(error)
+            self._work = None
+            raise self._error from error
+        self._work = self._memory = None
