@@ -1,7 +1,7 @@
 """Makes nnScaler's code generator move objects between devices with objcomm.
 
-A value with no static shape (an ``IRObject``: a nested dict, a list, a number) that one pipeline stage makes and another
-uses is not moved by nnScaler 0.8 at all, and by 0.9 through torch's pickled object calls. After::
+A value with no static shape (an ``IRObject``: a nested dict, a list, a number) that one pipeline stage makes and
+another uses is not moved by nnScaler 0.8 at all, and by 0.9 through torch's pickled object calls. After::
 
     import nnscaler_integration
     nnscaler_integration.install()

@@ -52,7 +52,9 @@ ANCHORS = (
     Anchor("nnscaler.graph.gener.gen", "IRAdapterGener.gen_activation", "graph allow_recompute cost_fn"),
     Anchor("nnscaler.graph.gener.gen", "IRAdapterGener._gen_activation", "graph allow_recompute cost_fn", ("0.9",)),
     Anchor("nnscaler.graph.schedule.schedplan", "Block.__init__", "self cell micro_batch_id span", ("0.8",)),
-    Anchor("nnscaler.graph.schedule.schedplan", "Block.__init__", "self cell micro_batch_id span stream_context", ("0.9",)),
+    Anchor(
+        "nnscaler.graph.schedule.schedplan", "Block.__init__", "self cell micro_batch_id span stream_context", ("0.9",)
+    ),
     Anchor("nnscaler.graph.schedule.schedplan", "ScheduleDependency.build", "self"),
     Anchor("nnscaler.graph.schedule.schedplan", "PlanBase._place_dataloader", "self"),
     Anchor("nnscaler.graph.schedule.schedplan", "SchedulePlan._place_adapters", "self"),
@@ -65,7 +67,9 @@ ANCHORS = (
     Anchor("nnscaler.codegen.module.module", "ModuleCodeGen.scale", "self node device"),
     Anchor("nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.gen", "self device outfile attach"),
     Anchor("nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.emit_node", "self node force_no_grad", ("0.8",)),
-    Anchor("nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.emit_node", "self execplan node force_no_grad", ("0.9",)),
+    Anchor(
+        "nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.emit_node", "self execplan node force_no_grad", ("0.9",)
+    ),
     Anchor(
         "nnscaler.parallel",
         "_prepare_and_check_reusable",

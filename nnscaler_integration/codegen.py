@@ -12,6 +12,7 @@ from nnscaler.codegen.schedule.schedule import ScheduleCodeGen
 from nnscaler.execplan.execplan import ExecutionPlan
 from nnscaler.flags import CompileFlag
 from nnscaler.ir.cten import IRCell
+from nnscaler.runtime import adapter as runtime_adapter
 
 from .patching import Patch
 from .prims import ObjectAdapter
@@ -38,20 +39,20 @@ def _moves_objects(execplan: ExecutionPlan) -> bool:
 
 
 def _init(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __init__(self: ModuleCodeGen, execplan: ExecutionPlan, *args: Any, **kwargs: Any) -> None:
+    def init(self: ModuleCodeGen, execplan: ExecutionPlan, *args: Any, **kwargs: Any) -> None:
         original(self, execplan, *args, **kwargs)
         if _moves_objects(execplan):
-            place = self.init_code.index("import nnscaler")
-            self.init_code.insert(place, "import objcomm")
+            # Where nnScaler's own imports begin; some versions join several of them in one entry.
+            self.init_code.insert(self.init_code.index("import torch"), "import objcomm")
 
-    return __init__
+    return init
 
 
 def _emit_comm_groups(original: Callable[..., Any]) -> Callable[..., Any]:
     def emit_comm_groups(self: ModuleCodeGen) -> None:
         original(self)
         if _moves_objects(self.execplan):
-            self.model_init_statements.append("# sizes and structure of objects travel beside the accelerator's groups")
+            self.model_init_statements.append("# the heads of objects travel beside the groups of the accelerators")
             self.model_init_statements.append("objcomm.init_control()")
             self.model_init_statements.append(" ")
 
@@ -74,12 +75,17 @@ def is_asynchronous(node: IRCell) -> bool:
 def _emit_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
     def emit_adapter(self: FuncEmission, node: IRCell, *args: Any, **kwargs: Any) -> list[str]:
         if not isinstance(node, ObjectAdapter):
-            return original(self, node, *args, **kwargs)
+            codes: list[str] = original(self, node, *args, **kwargs)
+            return codes
         codes = []
         for prim in node.prims:
             sent = prim.inputs()
             arguments = [self.tensor_name(sent[0]) if len(sent) == 1 else self.tuple_name(sent)]
             arguments += [f"{name}={value!r}" for name, value in prim.kwargs.items()]
+            own = prim.call.replace("objcomm", "nnscaler.runtime.adapter")
+            if hasattr(runtime_adapter, prim.call.split(".")[1]):
+                # 0.9 has such a call of its own; who looks for it in the code finds what became of it.
+                codes.append(f"# in place of {own}({', '.join(arguments)})")
             arguments += [f"channel={self.node_name(node)!r}", "forbid_grad=True"]
             results = self.return_name(prim.outputs())
             if node.handle is not None:

@@ -1,4 +1,4 @@
-"""nnScaler 0.8 on a torch newer than 2.6, the last that it declares: two places of its tracer that newer torch breaks."""
+"""nnScaler 0.8 on a torch newer than 2.6, the last that it declares: newer torch breaks two places of its tracer."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def _with_random_flag(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def drop_pybind_leaves() -> Callable[[], None]:
-    """Take pybind11's own helpers, which newer torch shows in its namespaces, out of the functions that are traced as
-    leaves. They cannot be wrapped. Returns what puts them back, in their old order."""
+    """Take pybind11's helpers, which newer torch shows in its namespaces, out of what the tracer wraps: they refuse it.
+
+    Returns what puts them back, in their old order.
+    """
     from nnscaler.graph.tracer import wrap_utils
 
     leaves: dict[Any, Any] = wrap_utils.default_autowrap_leaf_function

@@ -16,7 +16,7 @@ class Patch:
     Args:
         owner: the class or module that has it in its own ``__dict__``.
         name: the attribute.
-        wrapper: takes the original function and returns the replacement; a static method is unwrapped and wrapped again.
+        wrapper: takes the original function and returns the replacement. A static method is handed over as a function.
     """
 
     owner: Any

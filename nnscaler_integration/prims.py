@@ -96,7 +96,7 @@ class ObjectAdapter(IRAdapter):  # type: ignore[misc]
         return part
 
     def handle_for(self, objects: Sequence[IRObject]) -> IRObject:
-        """What stands for one transfer of ``objects`` while it runs. No other adapter and no other micro-batch has its name."""
+        """What stands for one transfer of ``objects`` while it runs, under a name that is no other transfer's."""
         return IRObject(f"adapter{self.cid}_work", tid=objects[0].tid)
 
 
@@ -127,7 +127,7 @@ def make_adapter(objects: Sequence[IRObject], steps: Iterable[Step]) -> ObjectAd
 
 
 def is_object(value: Any) -> bool:
-    """Whether a value of the graph is an object: no tensor, no attribute of the model, and not a hole in a signature."""
+    """Whether a value of the graph is an object: no tensor, no attribute of the model, not a hole in a signature."""
     return (
         isinstance(value, IRObject)
         and not isinstance(value, IRTensor)

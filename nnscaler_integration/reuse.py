@@ -6,7 +6,7 @@ import ast
 import builtins
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def _check_code(original: Callable[..., Any]) -> Callable[..., Any]:
                 f"the code in {outdir} was generated without nnscaler_integration ({fault}) and is loaded already: "
                 f"generate it again in a new process"
             )
-        _log.warning("generating the code in %s again: it was generated without nnscaler_integration (%s)", outdir, fault)
+        _log.warning("generating again what was generated without nnscaler_integration in %s (%s)", outdir, fault)
         parallel._clean_files(outdir, "*.py")
         return outdir, False
 
@@ -60,13 +60,13 @@ def fault_of(source: str) -> str | None:
     '_train_step uses getitem_28, which nothing defines'
     >>> fault_of("def _train_step(model): return model")
     """
-    for call in _PICKLED_CALLS:
-        if f"{call}(" in source:
-            return f"it moves objects by {call}"
     tree = ast.parse(source)
-    known = set(dir(builtins)) | _defined(tree, [node for node in ast.walk(tree) if isinstance(node, ast.alias)])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _PICKLED_CALLS:
+            return f"it moves objects by {ast.unparse(node.func)}"
+    known = set(dir(builtins)) | _names(tree.body, nested=False)
     for function in _functions(tree):
-        inside = known | _defined(function, [node for node in ast.walk(function) if isinstance(node, ast.alias)])
+        inside = known | _names([function], nested=True)
         for node in ast.walk(function):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in inside:
                 return f"{function.name} uses {node.id}, which nothing defines"
@@ -79,20 +79,23 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
     return [node for body in bodies for node in body if isinstance(node, ast.FunctionDef)]
 
 
-def _defined(scope: ast.AST, imports: list[ast.alias]) -> set[str]:
+def _names(statements: Sequence[ast.stmt], nested: bool) -> set[str]:
+    """What the statements define, with ``nested`` inside functions and classes as well."""
     names: set[str] = set()
-    top = scope.body if isinstance(scope, ast.Module) else ast.walk(scope)
-    for node in top:
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*" and node.module:
-            names |= set(vars(importlib.import_module(node.module)))
-        for part in ast.walk(node) if isinstance(node, ast.stmt) and not isinstance(node, _SCOPES) else [node]:
-            if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
-                names.add(part.id)
-        if isinstance(node, _SCOPES):
-            names.add(node.name)
-        if isinstance(node, ast.arg):
+    todo: list[ast.AST] = list(statements)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
             names.add(node.arg)
-    return names | {(alias.asname or alias.name).split(".")[0] for alias in imports}
-
-
-_SCOPES = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.names[0].name == "*":
+            names |= set(vars(importlib.import_module(node.module)))
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+            if not nested:
+                continue
+        todo += ast.iter_child_nodes(node)
+    return names

@@ -29,7 +29,7 @@ def patches(version: str) -> list[Patch]:
 
 
 def _build(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Object adapters know their two stages. Told by data flow alone, one would belong to every stage that uses the object."""
+    """Object adapters know their two stages. By data flow alone, one would belong to all stages that use the object."""
 
     def build(self: ScheduleDependency) -> None:
         nodes = self.graph._nodes
@@ -81,7 +81,7 @@ def _place_adapters(original: Callable[..., Any]) -> Callable[..., Any]:
 def _place_dataloader(original: Callable[..., Any]) -> Callable[..., Any]:
     """A dataloader that feeds other devices reads before the first stage, on any device, that waits for it.
 
-    What it feeds leaves right after it. All ranks run subsequences of one such order, so no two can wait for each other.
+    What it feeds leaves right after it. All ranks run subsequences of one order, so no two can wait for each other.
     """
 
     def _place_dataloader(self: SchedulePlan) -> None:
@@ -90,8 +90,8 @@ def _place_dataloader(original: Callable[..., Any]) -> Callable[..., Any]:
         for loader in dict.fromkeys(loader for loaders in fed.values() for loader in loaders):
             users = [segment for segment in self._dependency.segments if self.graph.depends(loader, segment)]
             for block in [block for block in self.all_blocks() if block.content is loader]:
-                starts = [self.start(other) for other in self.all_blocks() if other.content in users and other.mid == block.mid]
-                _move_block(self, block, min([self.start(block), *starts]))
+                waiting = [one for one in self.all_blocks() if one.content in users and one.mid == block.mid]
+                _move_block(self, block, min(self.start(one) for one in (block, *waiting)))
         for adapter, loaders in fed.items():
             for mid in range(self.nmicros):
                 reads = [block for block in self.all_blocks() if block.content in loaders and block.mid == mid]
@@ -122,8 +122,8 @@ def _dispatch(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(adapter, ObjectAdapter):
             return original(self, devid, _mirror)
         if devid not in self._cached_dispatched:
-            inputs = [mine for mine, placed in zip(self.inputs(), adapter.inputs(), strict=True) if devid in placed.device]
-            outputs = [mine for mine, placed in zip(self.outputs(), adapter.outputs(), strict=True) if devid in placed.device]
+            inputs = [own for own, at in zip(self.inputs(), adapter.inputs(), strict=True) if devid in at.device]
+            outputs = [own for own, at in zip(self.outputs(), adapter.outputs(), strict=True) if devid in at.device]
             part = ExeReuseCell(adapter.dispatch(devid), inputs, outputs)
             part._id = self._id
             self._cached_dispatched[devid] = part
@@ -158,5 +158,3 @@ def _group(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_between_stages(node: Any) -> bool:
     return isinstance(node, IRAdapter) and node.isfw() and not node.differentiable and node.mirror is None
-
-

@@ -77,8 +77,8 @@ def install(object_outputs: bool = False) -> None:
         object_outputs: allow a pipeline with a schedule to return objects, which 0.8 refuses.
 
     Raises:
-        RuntimeError: nnScaler is not there, its version was not tested, or a place that the integration relies on is not
-            as it was tested; the message names it. Nothing is changed then.
+        RuntimeError: nnScaler is not there, its version was not tested, or a place that the integration relies on is
+            not as it was tested; the message names it. Nothing is changed then.
     """
     if not _state.installed:
         nnscaler = _find_nnscaler()

@@ -25,7 +25,7 @@ from .transport import message_count
 from .wire.frame import Body, Flag, Header, Kind, read_body, read_header
 from .wire.notice import error_of, unpack_notice
 
-_MISSING = object()
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class Incoming:
@@ -43,7 +43,7 @@ class Incoming:
         self.begun = False
         self._device = device
         self._into = into
-        self._value: object = _MISSING
+        self._value: object = None
         self._error: ObjcommError | None = None
 
     def wait(self, deadline: Deadline) -> object:
@@ -55,12 +55,16 @@ class Incoming:
             TransferTimeout: nothing came in time; the pair is closed.
         """
         if not self.done:
-            with self.pair.receiving(self, deadline):
+            pair = self.pair
+            pair.hold_receiving(self, deadline)
+            try:
                 while not self.done:
                     try:
-                        self.pair.begin_first()._receive(deadline)
+                        pair.begin_first()._receive(deadline)
                     finally:
-                        self.pair.end_first()
+                        pair.end_first()
+            finally:
+                pair.receiving.release()
         if self._error is not None:
             raise self._error
         return self._value
@@ -126,7 +130,7 @@ class Incoming:
         if header.frame_bytes <= link.window:
             head = memoryview(bytes(self.pair.window_view[: header.inline_at]))
             if not header.inline_bytes:
-                return head, torch.empty(0, dtype=torch.uint8)
+                return head, _NOTHING
             return head, self.pair.window[header.inline_at : header.frame_bytes].clone()
         frame = self._transfer_rest(header, deadline)
         counters.messages_received += 1

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from .codec import Encoded, encode
 from .config import settings
 from .deadline import Deadline
 from .errors import LimitError, ObjcommError, PeerError
-from .hostmemory import tensor_of, view_of
-from .pair import Pair
+from .pair import Frame, Pair
 from .trace import counters
 from .transport import Pending, message_count
-from .wire.frame import Flag, Kind, Terms, channel_name, frame_layout, write_frame
+from .wire.frame import Flag, Kind, Terms, channel_name, frame_layout, head_bytes
 from .wire.notice import Notice, notice_of, pack_notice
-
-# Above this a frame lives in the allocator's memory, where large blocks are cheap to come by and need no clearing.
-_SMALL_FRAME = 1 << 16
 
 
 class Outgoing:
     """A message whose transfers are posted. It owns the frame and keeps alive what the segments point into."""
 
-    __slots__ = ("_kept", "_pendings", "channel", "pair", "sequence")
+    __slots__ = ("_encoded", "_frame", "_pendings", "_waiting", "channel", "pair", "sequence")
 
-    def __init__(self, pair: Pair, channel: str, sequence: int, kept: object) -> None:
+    def __init__(self, pair: Pair, channel: str, sequence: int, encoded: Encoded, frame: Frame) -> None:
         self.pair = pair
         self.channel = channel
         self.sequence = sequence
-        self._kept: object = kept
+        self._encoded: Encoded | None = encoded
+        self._frame = frame
+        self._waiting = threading.Lock()
         self._pendings: list[tuple[str, Pending]] = []
 
     def add(self, phase: str, pending: Pending) -> None:
@@ -40,9 +40,19 @@ class Outgoing:
         Raises:
             TransferTimeout, PeerError, ProtocolError: located, after closing the pair.
         """
-        pair = self.pair
-        if self._kept is None:
+        if self._encoded is None:
             return
+        # A backend may count completions: of two threads that wait for one transfer, the second would wait for ever.
+        if not self._waiting.acquire(timeout=deadline.remaining()):
+            raise self.pair.busy("waiting for this send to")
+        try:
+            if self._encoded is not None:
+                self._wait(deadline)
+        finally:
+            self._waiting.release()
+
+    def _wait(self, deadline: Deadline) -> None:
+        pair = self.pair
         for place, (phase, pending) in enumerate(self._pendings):
             try:
                 pending.wait(deadline)
@@ -50,10 +60,11 @@ class Outgoing:
                 raise pair.close(error.locate(channel=self.channel, phase=phase)) from error
             if place == 0:
                 pair.check_agreement()
-        self._kept = None
+        self._encoded = None
         self._pendings = []
         in_flight = pair.in_flight
-        in_flight.pop(self.sequence, None)
+        del in_flight[self.sequence]
+        pair.return_frame(self._frame)
         if in_flight:
             # Messages complete in order, so those before this one are over as well: let go of their memory.
             for sequence in [number for number in tuple(in_flight) if number < self.sequence]:
@@ -73,81 +84,95 @@ def send(pair: Pair, obj: object, channel: str, deadline: Deadline) -> Outgoing:
     name = channel_name(channel)
     terms = pair.terms()
     try:
-        encoded = encode(obj, trust=settings().trust)
-        _check_size(encoded, name, terms)
+        message = _Message(Kind.DATA, encode(obj, trust=settings().trust), name)
+        if message.nbytes > terms.max_bytes:
+            raise LimitError(
+                f"the message has {message.nbytes} bytes, max_bytes is {terms.max_bytes}",
+                hint="raise max_bytes on all ranks, or send the object in parts",
+            )
     except BaseException as error:
         # Whatever it was, an interrupt too: the receiver must not wait for what will not come.
-        notify(pair, Kind.ERROR, notice_of(error), name, channel, deadline)
+        notify(pair, Kind.ERROR, notice_of(error), channel, deadline)
         if isinstance(error, ObjcommError):
             error.locate(rank=pair.rank, peer=pair.peer, channel=channel, phase="encode")
         raise
-    with pair.sending(deadline):
-        outgoing = _post(pair, Kind.DATA, encoded, name, channel, terms)
-        counters.objects_sent += 1
+    outgoing = _post(pair, message, channel, terms, deadline)
+    counters.objects_sent += 1
     return outgoing
 
 
-def notify(pair: Pair, kind: Kind, notice: Notice, name: bytes, channel: str, deadline: Deadline) -> Outgoing:
+def notify(pair: Pair, kind: Kind, notice: Notice, channel: str, deadline: Deadline) -> None:
     """Post an error or goodbye frame. Nobody waits for it: it is small and owned by the pair until it was taken."""
-    encoded = Encoded.of_skeleton(pack_notice(notice))
-    with pair.sending(deadline):
-        return _post(pair, kind, encoded, name, channel, pair.terms())
+    message = _Message(kind, Encoded.of_skeleton(pack_notice(notice)), channel_name(channel))
+    _post(pair, message, channel, pair.terms(), deadline)
 
 
-def _check_size(encoded: Encoded, name: bytes, terms: Terms) -> None:
-    segments = sum(segment.numel() for segment in encoded.segments)
-    _, frame = frame_layout(len(encoded.skeleton), encoded.inline_bytes, len(encoded.segments), len(name))
-    if frame + segments > terms.max_bytes:
-        raise LimitError(
-            f"the message has {frame + segments} bytes, max_bytes is {terms.max_bytes}",
-            hint="raise max_bytes on all ranks, or send the object in parts",
+class _Message:
+    """What an encoded object becomes on the wire."""
+
+    __slots__ = ("encoded", "frame_bytes", "inline_at", "kind", "name", "nbytes", "segments")
+
+    def __init__(self, kind: Kind, encoded: Encoded, name: bytes) -> None:
+        self.kind = kind
+        self.encoded = encoded
+        self.name = name
+        self.segments = [(segment.numel(), segment.device.type != "cpu") for segment in encoded.segments]
+        self.inline_at, self.frame_bytes = frame_layout(
+            len(encoded.skeleton), encoded.inline_bytes, len(self.segments), len(name)
         )
+        self.nbytes = self.frame_bytes + sum([nbytes for nbytes, _ in self.segments])
 
 
-def _post(pair: Pair, kind: Kind, encoded: Encoded, name: bytes, channel: str, terms: Terms) -> Outgoing:
-    link = pair.link
-    segments = [(segment.numel(), segment.device.type != "cpu") for segment in encoded.segments]
-    inline_at, frame_bytes = frame_layout(len(encoded.skeleton), encoded.inline_bytes, len(segments), len(name))
-    frame, view = _frame_buffer(max(frame_bytes, link.window) if link.exact else frame_bytes)
-    write_frame(
-        view,
-        kind=kind,
+def _post(pair: Pair, message: _Message, channel: str, terms: Terms, deadline: Deadline) -> Outgoing:
+    pair.hold_sending(deadline)
+    try:
+        frame = _write(pair, message, terms)
+        outgoing = Outgoing(pair, channel, pair.next_sent, message.encoded, frame)
+        pair.in_flight[outgoing.sequence] = outgoing
+        try:
+            _post_transfers(outgoing, frame, message.encoded.segments)
+        except ObjcommError as error:
+            raise pair.close(error.locate(channel=channel, phase="send")) from error
+        except BaseException:
+            pair.close(PeerError("interrupted while a message was being posted", channel=channel, phase="send"))
+            raise
+        pair.next_sent += 1
+        counters.bytes_sent += frame.nbytes
+        for nbytes, _ in message.segments:
+            counters.messages_sent += message_count(nbytes)
+            counters.bytes_sent += nbytes
+    finally:
+        pair.sending.release()
+    return outgoing
+
+
+def _write(pair: Pair, message: _Message, terms: Terms) -> Frame:
+    link, encoded = pair.link, message.encoded
+    head = head_bytes(
+        kind=message.kind,
         flags=Flag.OPAQUE if encoded.opaque else 0,
         sequence=pair.next_sent,
-        channel=name,
+        channel=message.name,
         skeleton=encoded.skeleton,
         inline_bytes=encoded.inline_bytes,
-        segments=segments,
+        segments=message.segments,
         terms=terms,
     )
+    frame = pair.borrow_frame(max(message.frame_bytes, link.window) if link.exact else message.frame_bytes)
+    frame.view[: len(head)] = head
     if encoded.inline_bytes:
-        encoded.write_inline(frame[inline_at:frame_bytes])
-    outgoing = Outgoing(pair, channel, pair.next_sent, (encoded, frame))
-    pair.in_flight[outgoing.sequence] = outgoing
-    try:
-        outgoing.add("head", link.send_head(frame[: link.window] if frame.numel() > link.window else frame))
+        encoded.write_inline(frame.memory[message.inline_at : message.frame_bytes])
+    return frame
+
+
+def _post_transfers(outgoing: Outgoing, frame: Frame, segments: list[torch.Tensor]) -> None:
+    link = outgoing.pair.link
+    if frame.nbytes <= link.window:
+        outgoing.add("head", link.send_head(frame.memory))
+    else:
+        outgoing.add("head", link.send_head(frame.memory[: link.window]))
+        outgoing.add("head", link.send_head(frame.memory[link.window :]))
         counters.messages_sent += 1
-        if frame.numel() > link.window:
-            outgoing.add("head", link.send_head(frame[link.window :]))
-            counters.messages_sent += 1
-        if segments:
-            outgoing.add("segments", link.send_segments(encoded.segments))
-    except ObjcommError as error:
-        raise pair.close(error.locate(channel=channel, phase="send")) from error
-    except BaseException:
-        pair.close(PeerError("interrupted while a message was being posted", channel=channel, phase="send"))
-        raise
-    pair.next_sent += 1
-    for nbytes, _ in segments:
-        counters.messages_sent += message_count(nbytes)
-        counters.bytes_sent += nbytes
-    counters.bytes_sent += frame.numel()
-    return outgoing
-
-
-def _frame_buffer(nbytes: int) -> tuple[torch.Tensor, memoryview]:
-    if nbytes <= _SMALL_FRAME:
-        buffer = bytearray(nbytes)
-        return tensor_of(buffer), memoryview(buffer)
-    frame = torch.empty(nbytes, dtype=torch.uint8)
-    return frame, view_of(frame)
+    counters.messages_sent += 1
+    if segments:
+        outgoing.add("segments", link.send_segments(segments))

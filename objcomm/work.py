@@ -126,7 +126,7 @@ def _leave() -> None:
             for outgoing in list(pair.in_flight.values()):
                 outgoing.wait(deadline)
             if pair.link.can_say_goodbye:
-                notify(pair, Kind.GOODBYE, Notice("", reason), b"", "", deadline)
+                notify(pair, Kind.GOODBYE, Notice("", reason), "", deadline)
         except ObjcommError as error:
             _log.warning("rank %d ends before rank %d took all that was sent: %s", pair.rank, pair.peer, error)
         except RuntimeError:

@@ -149,9 +149,7 @@ class _Comparison:
             names = (*_COMPRESSED[a.layout], "values")
             self._compare_parts(a, b, path, names, lambda t: [getattr(t, name)() for name in names])
         elif a.layout == torch.sparse_coo:
-            assert a.is_coalesced() == b.is_coalesced(), (
-                f"{path}: is_coalesced"
-            )
+            assert a.is_coalesced() == b.is_coalesced(), f"{path}: is_coalesced"
             self._compare_parts(a, b, path, ("_indices", "_values"), lambda t: [t._indices(), t._values()])
         elif a.is_meta:
             assert a.stride() == b.stride(), f"{path}: strides {a.stride()} became {b.stride()}"
@@ -198,9 +196,7 @@ class _Comparison:
                         distances = left.start - other_left.start, right.start - other_right.start
                         assert distances[0] == distances[1], f"{where}: distance {distances[0]} became {distances[1]}"
                 else:
-                    assert not (right.meets(other_right) and right.dense and other_right.dense), (
-                        f"{where} got shared"
-                    )
+                    assert not (right.meets(other_right) and right.dense and other_right.dense), f"{where} got shared"
 
     # -- arrays ------------------------------------------------------------------------------------------------------
 
@@ -208,9 +204,7 @@ class _Comparison:
         assert a.shape == b.shape, f"{path}: {a.shape} became {b.shape}"
         assert a.dtype == b.dtype, f"{path}: {a.dtype} became {b.dtype}"
         assert a.dtype.char == b.dtype.char, path
-        assert a.flags.writeable == b.flags.writeable, (
-            f"{path}: writeable"
-        )
+        assert a.flags.writeable == b.flags.writeable, f"{path}: writeable"
         assert a.flags.c_contiguous <= b.flags.c_contiguous, f"{path}: not C-contiguous any more"
         assert a.flags.f_contiguous <= b.flags.f_contiguous, f"{path}: not Fortran-contiguous any more"
         if a.dtype.hasobject:

@@ -101,6 +101,7 @@ class _Conduit:
         self._batches: deque[list[_Operation]] = deque()
         self._broken: str | None = None
         self._connection: socket.socket | None = None
+        self._is_read = False
         # What has been announced and not been matched with the other end's: operations of mine, sizes of theirs.
         self._mine: dict[bytes, deque[_Operation]] = {_SEND: deque(), _RECV: deque()}
         self._theirs: dict[bytes, deque[int]] = {_SEND: deque(), _RECV: deque()}
@@ -137,8 +138,11 @@ class _Conduit:
             self._broken = self._broken or reason
             self._changed.notify_all()
             if self._connection is not None:
+                # Closing it is left to who reads: a thread must not find another connection under the number of this.
                 with contextlib.suppress(OSError):
                     self._connection.shutdown(socket.SHUT_RDWR)
+                if not self._is_read:
+                    self._connection.close()
 
     def _run(self) -> None:
         """Take one batch after the other. Once it is broken, what was posted before fails, and what comes after too."""
@@ -162,7 +166,12 @@ class _Conduit:
         if connection is None:
             self.break_off("the group was shut down")
             return None
-        self._connection = connection
+        with self._changed:
+            self._connection = connection
+            if self._broken is not None:
+                connection.close()
+                return None
+            self._is_read = True
         threading.Thread(target=self._read, args=(connection,), daemon=True).start()
         return connection
 
@@ -219,7 +228,9 @@ class _Conduit:
                         self._theirs[kind].append(size)
                         self._match()
         except OSError as error:
-            self.break_off(f"the connection to rank {self._peer} is closed: {error or 'it ended'}")
+            self.break_off(f"the connection to rank {self._peer} is closed: {error}")
+        finally:
+            connection.close()
 
 
 def _all_done(batch: list[_Operation]) -> bool:

@@ -237,7 +237,7 @@ def test_subgroups_and_both_kinds_of_rank(backend: str) -> None:
     def ranks(rank: int) -> None:
         group = dist.new_group([1, 2])
         if rank == 0:
-            with pytest.raises(objcomm.UsageError, match="rank 0 is not in"):
+            with pytest.raises(objcomm.UsageError, match="not in the group"):
                 objcomm.send_object(1, 2, group=group)
             with pytest.raises(objcomm.UsageError):
                 objcomm.recv_object(group_src=0, group=group)

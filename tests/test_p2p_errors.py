@@ -21,7 +21,7 @@ from tests.ranks import run_ranks
 
 BACKENDS = ["gloo", "strict"]
 MIB = 1 << 20
-TAG = 0x6F626A
+TAG = 0x6F626A63
 
 
 @pytest.fixture(params=BACKENDS)

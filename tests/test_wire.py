@@ -22,9 +22,9 @@ from objcomm.wire.frame import (
     agree,
     channel_name,
     frame_layout,
+    head_bytes,
     read_body,
     read_header,
-    write_frame,
 )
 from objcomm.wire.notice import Notice, error_of, notice_of, pack_notice, unpack_notice
 
@@ -43,8 +43,7 @@ def make(
     name = channel_name(channel)
     inline_at, size = frame_layout(len(skeleton), len(inline), len(segments), len(name))
     frame = bytearray(size)
-    write_frame(
-        memoryview(frame),
+    head = head_bytes(
         kind=kind,
         flags=Flag.OPAQUE,
         sequence=sequence,
@@ -54,6 +53,7 @@ def make(
         segments=segments,
         terms=terms,
     )
+    frame[: len(head)] = head
     frame[inline_at:] = inline
     return frame
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import objcomm
 
-_ROUNDS = 24
+_ROUNDS = 60
 _WARM_UP = 2
 
 Send = Callable[[Any, int], None]

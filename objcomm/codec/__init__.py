@@ -19,10 +19,11 @@ import torch
 from ..config import Trust
 from ..errors import DecodeError, EncodeError, ObjcommError, TrustError
 from . import instances, opaque, path, registry, skeleton
+from . import layouts as _layouts  # noqa: F401  it registers how tensors travel that are more than memory
 from .build import Builder
+from .levels import Trouble
 from .memory import Memory, MemoryReader
 from .outline import decoding_error
-from .scan import Trouble
 
 __all__ = ["SEGMENT_THRESHOLD", "Encoded", "Plan", "encode", "parse"]
 
@@ -196,9 +197,7 @@ def parse(
         entries = [instances.resolve(entry, restricted=restricted) for entry in parsed.classes]
         memory: Any = None
         if parsed.memory is not None:
-            memory = MemoryReader(
-                parsed.memory, inline_bytes=inline_bytes, segments=segments, max_bytes=max_bytes
-            )
+            memory = MemoryReader(parsed.memory, inline_bytes=inline_bytes, segments=segments, max_bytes=max_bytes)
     except ObjcommError:
         raise
     except Exception as error:

@@ -14,6 +14,9 @@ _view_memory = ctypes.pythonapi.PyMemoryView_FromMemory
 _view_memory.restype = ctypes.py_object
 _view_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
+# So many buffers are copied one by one; for more, one call of torch for all of them pays, dear as it is to prepare.
+FEW = 4
+
 copy_memory = ctypes.memmove
 clear_memory = ctypes.memset
 
@@ -53,11 +56,19 @@ def address_of(view: memoryview) -> int:
         _release_buffer(ctypes.byref(buffer))
 
 
+def view_at(address: int, nbytes: int) -> memoryview:
+    """A memoryview over memory of the CPU."""
+    return cast(memoryview, _view_memory(address, nbytes, _WRITABLE))
+
+
+def window_at(address: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor over at least one byte of memory of the CPU."""
+    return torch.frombuffer(view_at(address, nbytes), dtype=dtype)
+
+
 def bytes_at(address: int, nbytes: int) -> torch.Tensor:
-    """A uint8 tensor over memory of the CPU. Nothing may be written through it that the owner would not write."""
-    if nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return torch.frombuffer(cast(Any, _view_memory(address, nbytes, _WRITABLE)), dtype=torch.uint8)
+    """A uint8 tensor over memory of the CPU."""
+    return window_at(address, nbytes, torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}

@@ -60,7 +60,7 @@ class Builder:
         if parsed.stream is not None:
             stream = parsed.stream
             buffers = [self._memory[index] for index in stream.buffers]
-            opaque.load(self._memory[stream.index], buffers, self._out_of_band, stream.count, self.opaque)
+            opaque.load(self._memory[stream.at], buffers, self._out_of_band, stream.leaves, self.opaque)
         self.restart()
         root = self.unpack(parsed.tree)
         return root[-1] if parsed.definitions else root
@@ -178,7 +178,8 @@ class _KeyCheck:
                 self(item)
         elif hasattr(kind, "__dataclass_fields__"):
             layout = classes.layout(kind)
-            for item in [] if layout is None else layout.attributes(key)[1]:
+            attributes = None if layout is None else layout.attributes(key)
+            for item in () if attributes is None else attributes[1]:
                 self(item)
 
     def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:

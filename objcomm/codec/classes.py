@@ -27,7 +27,7 @@ _mro_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 _module_of: Callable[[type], object] = type.__dict__["__module__"].__get__
 _qualname_of: Callable[[type], str] = type.__dict__["__qualname__"].__get__
 _flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
-_contents: Callable[[object], dict[str, Any]] = types.ModuleType.__dict__["__dict__"].__get__
+_contents: Callable[[object], dict[str, Any]] = vars(types.ModuleType)["__dict__"].__get__
 
 _HEAP_TYPE = 1 << 9  # made by a class statement, or by C code that imitates one
 _METACLASSES = (type, abc.ABCMeta, enum.EnumMeta, type(Protocol))
@@ -58,9 +58,8 @@ class Layout:
 
     @property
     def name(self) -> tuple[str, str]:
-        module = _module_of(self.cls)
-        assert isinstance(module, str)
-        return _canonical(module), _qualname_of(self.cls)
+        module, qualname = name_of(self.cls)
+        return _canonical(module), qualname
 
     def attributes(self, obj: Any) -> tuple[list[str], list[Any]] | None:
         """Names and values of what an instance of a dataclass holds; None if its ``__dict__`` is of an odd type."""
@@ -151,7 +150,7 @@ def _dataclass_layout(cls: type, own: list[type]) -> Layout | None:
     slots, instance_dict = _storage(own)
     if slots is None:
         return None
-    names = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+    names = tuple(field.name for field in dataclasses.fields(cls))
     return Layout(cls, "dataclass", names, slots, instance_dict)
 
 
@@ -177,6 +176,11 @@ def _storage(
 # -- names of classes --------------------------------------------------------------------------------------------------
 
 
+def name_of(cls: type) -> tuple[str, str]:
+    """Module and qualified name, as the class statement left them."""
+    return str(_module_of(cls)), _qualname_of(cls)
+
+
 def _canonical(module: str) -> str:
     """A process that multiprocessing spawned has its main module under a second name, which other ranks lack."""
     if module == "__mp_main__" and sys.modules.get("__mp_main__") is sys.modules.get("__main__"):
@@ -186,10 +190,8 @@ def _canonical(module: str) -> str:
 
 def resolves(obj: Any) -> bool:
     """Whether a class or function is found under its own module and qualified name, so that a reference is enough."""
-    if isinstance(obj, type):
-        module, qualname = _module_of(obj), _qualname_of(obj)
-    else:
-        module, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    module: object = _module_of(obj) if isinstance(obj, type) else getattr(obj, "__module__", None)
+    qualname: object = _qualname_of(obj) if isinstance(obj, type) else getattr(obj, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(qualname, str):
         return False
     return _look_up(sys.modules.get(module), qualname) is obj
@@ -198,9 +200,9 @@ def resolves(obj: Any) -> bool:
 def _look_up(module: object, qualname: str) -> object:
     """What a module has under a qualified name, or None; only dictionaries are asked."""
     try:
-        found: object = _contents(module)
+        found: Any = _contents(module)
         for name in qualname.split("."):
-            found = (found if type(found) is dict else dict_of(found)).get(name)  # type: ignore[arg-type, attr-defined]
+            found = (found if type(found) is dict else dict_of(found)).get(name)
     except TypeError:
         return None
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from msgpack import ExtType  # type: ignore[import-untyped]
+from msgpack import ExtType
 
 # What the skeleton holds in place of a value: a leaf, or a list whose first element is a mark.
 Part: TypeAlias = Any

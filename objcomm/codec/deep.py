@@ -12,7 +12,8 @@ from typing import Any
 
 from . import codes
 from .codes import Part, ext, indexed
-from .scan import SCALARS, Scan
+from .levels import SCALARS
+from .scan import Scan
 
 _MAX_HEIGHT = 100  # levels of one definition
 _WORTH_SHARING = 32  # parts from which on a repeated container is defined instead of written again
@@ -23,7 +24,7 @@ _DEFINITION = ext(codes.DEFINITION)
 
 
 class Later:
-    """A container on a cycle. It becomes a leaf of the pickle stream if it is packed, and not if only others hold it."""
+    """A container on a cycle: a leaf of the pickle stream if it is packed, and not if only other leaves hold it."""
 
     __slots__ = ("obj", "part")
 
@@ -147,7 +148,7 @@ class Rewriter:
                 parts.append(inner.part)
                 node.size += inner.size
                 node.height = max(node.height, inner.height + 1)
-        node.part = parts if node.keys is None else dict(zip(node.keys, parts))
+        node.part = parts if node.keys is None else dict(zip(node.keys, parts, strict=True))
         repeated = node.size >= _WORTH_SHARING and id(node.obj) in self._repeated
         if self._share and (repeated or node.height >= _MAX_HEIGHT):
             self.definitions.append([_DEFINITION, node.part])

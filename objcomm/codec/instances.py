@@ -13,8 +13,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ..errors import DecodeError, TrustError
+from . import codes
 from .classes import Layout, dict_of, find, layout
-from .codes import Mark
+from .codes import Mark, Part, indexed
 
 # -- encoding ----------------------------------------------------------------------------------------------------------
 
@@ -24,55 +25,80 @@ class ClassTable:
 
     def __init__(self) -> None:
         self.entries: list[list[Any]] = []
-        self._known: dict[tuple[Any, ...], int] = {}
+        self._references: dict[tuple[Any, ...], Part] = {}
 
-    def _index(self, key: tuple[Any, ...], entry: list[Any]) -> int:
-        index = self._known.get(key)
-        if index is None:
-            index = self._known[key] = len(self.entries)
-            self.entries.append(entry)
-        return index
+    def _refer(self, code: int, key: tuple[Any, ...], entry: list[Any]) -> Part:
+        """The part that refers to a new entry."""
+        part = self._references[key] = indexed(code, len(self.entries))
+        self.entries.append(entry)
+        return part
 
-    def member(self, known: Layout, obj: Any) -> int | None:
-        """The entry of a member of an enum; None if its class does not know it."""
-        cls: Any = known.cls
-        name = object.__getattribute__(obj, "_name_")
-        if isinstance(name, str) and dict_of(cls)["_member_map_"].get(name) is obj:
-            return self._index((cls, name), [known.kind, *known.name, name])
-        if known.kind == "flag" and _is_own_flag(cls):
-            value = object.__getattribute__(obj, "_value_")
-            if type(value) is int and enum.EnumMeta.__call__(cls, value) is obj:
-                return self._index((cls, value), [known.kind, *known.name, value])
-        return None
-
-    def values(self, known: Layout, obj: Any) -> tuple[int, list[Any]] | None:
-        """The entry of an instance's class, and the values that make the instance; None if there is more to it."""
+    def taker(self, known: Layout) -> Callable[[Any], Part | None]:
+        """What takes an instance apart: its part, or None if there is more to the instance than a part can say."""
+        if known.kind in ("enum", "flag"):
+            return lambda obj: self._member(known, obj)
+        mark = self._refer(codes.INSTANCE, (known.cls, *known.fields), [known.kind, *known.name, list(known.fields)])
         if known.kind == "dataclass":
-            return self._dataclass(known, obj)
-        if known.instance_dict is not None and known.instance_dict.__get__(obj):
-            return None
-        if tuple.__len__(obj) != len(known.fields):
-            return None
-        index = self._index((known.cls,), [known.kind, *known.name, list(known.fields)])
-        return index, list(tuple.__iter__(obj))
+            self.entries[-1].append(None)
+            return self._dataclass_taker(known, mark)
+        size, instance_dict = len(known.fields), known.instance_dict
 
-    def _dataclass(self, known: Layout, obj: Any) -> tuple[int, list[Any]] | None:
+        def take(obj: Any) -> Part | None:
+            if tuple.__len__(obj) != size or (instance_dict is not None and instance_dict.__get__(obj)):
+                return None
+            return [mark, *tuple.__iter__(obj)]
+
+        return take
+
+    def _dataclass_taker(self, known: Layout, usual: Part) -> Callable[[Any], Part | None]:
+        slots, instance_dict, fields = known.slots, known.instance_dict, known.fields
+        if slots and instance_dict is None and tuple(slots) == fields:
+            getters = [slot.__get__ for slot in slots.values()]
+
+            def take_slots(obj: Any) -> Part | None:
+                try:
+                    return [usual, *(get(obj) for get in getters)]
+                except AttributeError:
+                    return self._dataclass(known, obj)
+
+            return take_slots
+        if slots or instance_dict is None:
+            return lambda obj: self._dataclass(known, obj)
+        attributes_of = instance_dict.__get__
+
+        def take(obj: Any) -> Part | None:
+            attributes = attributes_of(obj)
+            if type(attributes) is dict and tuple(attributes) == fields:
+                return [usual, *attributes.values()]
+            return self._dataclass(known, obj)
+
+        return take
+
+    def _dataclass(self, known: Layout, obj: Any) -> Part | None:
+        """An instance of a dataclass with other attributes than its fields, or in another order."""
         attributes = known.attributes(obj)
-        if attributes is None:
+        if attributes is None or not all(type(name) is str for name in attributes[0]):
             return None
         names, values = attributes
         key = (known.cls, *names)
-        index = self._known.get(key)
-        if index is None:
-            if not all(type(name) is str for name in names):
+        mark = self._references.get(key)
+        if mark is None:
+            mark = self._refer(codes.INSTANCE, key, [known.kind, *known.name, list(known.fields), names])
+        return [mark, *values]
+
+    def _member(self, known: Layout, obj: Any) -> Part | None:
+        cls: Any = known.cls
+        name, value = object.__getattribute__(obj, "_name_"), object.__getattribute__(obj, "_value_")
+        if not (isinstance(name, str) and dict_of(cls)["_member_map_"].get(name) is obj):
+            if not (known.kind == "flag" and _is_own_flag(cls) and type(value) is int):
                 return None
-            usual = tuple(names) == known.fields
-            entry = [known.kind, *known.name, list(known.fields), None if usual else names]
-            index = self._index(key, entry)
-        return index, values
-
-
-# -- decoding ----------------------------------------------------------------------------------------------------------
+            if enum.EnumMeta.__call__(cls, value) is not obj:
+                return None
+            name = value
+        part = self._references.get((cls, name))
+        if part is None:
+            part = self._refer(codes.MEMBER, (cls, name), [known.kind, *known.name, name])
+        return part
 
 
 class Resolved(NamedTuple):
@@ -163,9 +189,9 @@ def _dataclass_builder(known: Layout, name: str, names: tuple[Any, ...]) -> Call
             raise DecodeError(f"{name} has {size - 1} attributes in this message, not {len(items) - 1}")
         obj = object.__new__(cls)
         if len(homeless) == size - 1 and get_dict is not None:
-            get_dict(obj).update(zip(interned, islice(items, 1, None)))
+            get_dict(obj).update(zip(interned, islice(items, 1, None), strict=True))
             return obj
-        for setter, attribute, value in zip(setters, interned, islice(items, 1, None)):
+        for setter, attribute, value in zip(setters, interned, islice(items, 1, None), strict=True):
             if setter is not None:
                 setter(obj, value)
             elif get_dict is not None:

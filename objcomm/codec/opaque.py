@@ -14,12 +14,15 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 
-from ..errors import DecodeError
+from ..errors import DecodeError, EncodeError
 from . import registry
 from .classes import resolves
-from .scan import Scan, Trouble
+from .levels import Trouble
+from .parts import refusal_of_memoryview
+from .path import describe
+from .scan import Scan
 
 # Never out of band, and most of what a pickler meets.
 _COMMON = frozenset((str, int, float, bool, type(None), tuple, list, dict, bytes, set, type, types.FunctionType))
@@ -29,6 +32,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, scan: Scan, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._scan = scan
+        self._reduced: set[int] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
         return None if type(obj) in _COMMON else self._scan.out_of_band(obj)
@@ -38,8 +42,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is types.FunctionType or issubclass(kind, type):
             # A string means: by reference. cloudpickle would send what __main__ defines by value.
             return obj.__qualname__ if _goes_by_reference(obj) else super().reducer_override(obj)
+        if kind is memoryview:
+            raise refusal_of_memoryview()  # cloudpickle would make bytes of it
         parts = self._scan.in_stream(obj)
         if parts is not None:
+            if id(obj) in self._reduced:  # a second time, so it is not finished: it would be built from half of itself
+                raise EncodeError(f"{describe(obj)} contains itself")
+            self._reduced.add(id(obj))
             return _rebuild_composite, parts
         return super().reducer_override(obj)
 

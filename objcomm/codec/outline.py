@@ -54,7 +54,7 @@ class _Outline:
         builder = self._builder
         if len(builder.composites) < len(self._parsed.names):
             return self._find(_Leaf(codes.COMPOSITE, codes.number(len(builder.composites))))
-        if self._parsed.stream is not None and len(builder.opaque) < self._parsed.stream.count:
+        if self._parsed.stream is not None and len(builder.opaque) < self._parsed.stream.leaves:
             return self._find(_Leaf(codes.OPAQUE, codes.number(len(builder.opaque))))
         builder.restart()
         try:
@@ -113,8 +113,8 @@ class _Outline:
         labels = self._labels(head)
         if labels is None:
             first = len(node) % 2 == 0
-            items = node[1 + first :]
-            return [pair for key, value in zip(items[::2], items[1::2]) for pair in self._entry(key, value)]
+            keys, items = node[1 + first :: 2], node[2 + first :: 2]
+            return [pair for key, value in zip(keys, items, strict=True) for pair in self._entry(key, value)]
         return [(labels(index), child) for index, child in enumerate(node[1:])]
 
     def _entry(self, key: Any, value: Any) -> list[tuple[str, Any]]:
@@ -129,7 +129,7 @@ class _Outline:
         if head.code in (codes.DICT, codes.ORDERED_DICT, codes.DEFAULT_DICT):
             return None
         if head.code == codes.INSTANCE:
-            kind, _, _, fields, *names = self._parsed.classes[int.from_bytes(head.data, "little")]
+            _, _, _, fields, *names = self._parsed.classes[int.from_bytes(head.data, "little")]
             attributes = names[0] if names and names[0] is not None else fields
             return lambda index: f".{attributes[index]}" if index < len(attributes) else f"[{index}]"
         if head.code in (codes.SET, codes.FROZENSET):

@@ -6,7 +6,7 @@ import functools
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -15,8 +15,16 @@ from . import classes
 
 ROOT = "obj"
 _SEARCH_LIMIT = 1_000_000  # objects that are looked at before a path is given up
-_DIG_SECONDS = 3.0  # pickling parts again and again until the culprit is found must not take longer
+# Pickling parts again and again until the culprit is found must not take longer.
+_DIG_SECONDS = 3.0
+_DIG_LEVELS = 50
 _SCALARS = (type(None), bool, int, float, str, bytes, complex)
+_BUILTIN = (types.FunctionType, list, tuple, dict, set, frozenset)
+
+
+def _is(kind: type, kinds: tuple[type, ...]) -> bool:
+    """Like ``in``, but a metaclass has no say in it."""
+    return any(kind is each for each in kinds)
 
 
 def show(key: object) -> str:
@@ -30,18 +38,17 @@ def show(key: object) -> str:
 
 def describe(obj: Any) -> str:
     """An object by its type, for messages: its own repr may be long, or fail."""
-    kind = type(obj)
-    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    name = ".".join(classes.name_of(type(obj))).removeprefix("builtins.")
     return f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def children(obj: Any) -> Iterator[tuple[str, Any]]:
     """What an object directly holds, each with what to append to the object's path. Runs no code of its class."""
     kind = type(obj)
-    if issubclass(kind, Mapping | dict) and isinstance(obj, dict):
+    if issubclass(kind, dict):
         for key, value in dict.items(obj):
             yield f"[{show(key)}]", value
-            if type(key) not in _SCALARS:
+            if not _is(type(key), _SCALARS):
                 yield f".key({show(key)})", key
     elif issubclass(kind, tuple):
         layout = classes.layout(kind)
@@ -70,9 +77,9 @@ def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:
                         yield f".{attribute}", value
             except (AttributeError, TypeError):
                 continue
-    if isinstance(obj, functools.partial):
+    if type(obj) is functools.partial:
         yield from ((".func", obj.func), (".args", obj.args), (".keywords", obj.keywords))
-    elif isinstance(obj, types.MethodType):
+    elif type(obj) is types.MethodType:
         yield ".__self__", obj.__self__
 
 
@@ -102,7 +109,7 @@ def find(root: Any, target: Any) -> str | None:
         for label, child in children(obj):
             if child is target:
                 return path + label
-            if type(child) in _SCALARS or id(child) in seen:
+            if _is(type(child), _SCALARS) or id(child) in seen:
                 continue
             seen.add(id(child))
             alive.append(child)
@@ -125,30 +132,36 @@ def reason(error: BaseException | None) -> str:
 
 
 def dig(obj: Any, failure: Callable[[Any], Exception | None]) -> tuple[str, Any, Exception | None]:
-    """Inside an object that fails, the smallest part that fails by itself: path below the object, part, exception."""
-    path, error = "", failure(obj)
+    """Inside an object that fails, the smallest part that fails by itself: path below the object, part, exception.
+
+    The object itself if the part would be too far inside: then it is the depth that fails.
+    """
+    whole = "", obj, failure(obj)
+    path, part, error = whole
     seen = {id(obj)}
     end = time.monotonic() + _DIG_SECONDS
-    while True:
-        for label, child in islice(_pickled(obj), _SEARCH_LIMIT):
-            if type(child) in _SCALARS or id(child) in seen:
+    for _ in range(_DIG_LEVELS):
+        for label, child in islice(_pickled(part), _SEARCH_LIMIT):
+            if _is(type(child), _SCALARS) or id(child) in seen:
                 continue
+            if time.monotonic() > end:
+                return path, part, error
             seen.add(id(child))
             inner = failure(child)
             if inner is not None:
-                path, obj, error = path + label, child, inner
+                path, part, error = path + label, child, inner
                 break
-            if time.monotonic() > end:
-                return path, obj, error
         else:
-            return path, obj, error
+            return path, part, error
+    return whole
 
 
 def _pickled(obj: Any) -> Iterator[tuple[str, Any]]:
     """What is pickled of an object: like :func:`children`, but what the object itself says counts."""
-    if isinstance(obj, (type, types.FunctionType)) or type(obj) in (list, tuple, dict, set, frozenset):
+    kind = type(obj)
+    if issubclass(kind, type) or _is(kind, _BUILTIN):
         yield from children(obj)
-        if isinstance(obj, type):
+        if issubclass(kind, type):
             yield from ((f".{name}", value) for name, value in list(classes.dict_of(obj).items()))
         return
     try:

@@ -87,12 +87,20 @@ def named(name: str) -> Entry | None:
 
 def find(obj: Any) -> Entry | None:
     """The kind that takes this object, or None."""
-    cls = type(obj)
+    for entry in _candidates_of(type(obj)):
+        if entry.matches(obj):
+            return entry
+    return None
+
+
+def may_match(cls: type) -> bool:
+    """Whether there is any kind to be asked about objects of that type."""
+    return bool(_candidates_of(cls))
+
+
+def _candidates_of(cls: type) -> tuple[Entry, ...]:
     candidates = _candidates.get(cls)
     if candidates is None:
         candidates = tuple(entry for entry in reversed(list(_entries.values())) if entry.base in cls.__mro__)
         _candidates[cls] = candidates
-    for entry in candidates:
-        if entry.matches(obj):
-            return entry
-    return None
+    return candidates

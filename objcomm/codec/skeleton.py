@@ -19,15 +19,16 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from msgpack import Packer, Unpacker, unpackb  # type: ignore[import-untyped]
+from msgpack import Packer, Unpacker, unpackb
 
 from ..config import Trust
 from ..errors import DecodeError
 from . import codes, opaque
 from .codes import Part, ext
 from .deep import Rewriter
+from .levels import Entangled, first_foreign
 from .memory import Memory
-from .scan import Entangled, Scan, first_foreign
+from .scan import Scan
 
 PLAIN, TABLES = 0, 1
 _HEADER = struct.Struct("<BII")
@@ -153,10 +154,10 @@ def unpack(
 
 
 class Stream(NamedTuple):
-    """The pickle stream: memory leaves of it and of its buffers, and how many objects it holds."""
+    """Where in the memory table the pickle stream and its buffers are, and how many leaves it holds."""
 
-    index: int
-    count: int
+    at: int
+    leaves: int
     buffers: list[int]
 
 
@@ -190,7 +191,7 @@ def parse(skeleton: bytes | memoryview) -> Parsed:
             return Parsed(view[1:])
         return _parse_tables(view)
     except Exception as error:
-        raise DecodeError(f"the skeleton is malformed: {error or type(error).__name__}") from error
+        raise DecodeError(f"the skeleton is malformed: {type(error).__name__}: {error}") from error
 
 
 def _parse_tables(view: memoryview) -> Parsed:
@@ -204,13 +205,13 @@ def _parse_tables(view: memoryview) -> Parsed:
         if len(blob) or blob is not blobs[1]:
             _check(blob)
     memory, names, classes, stream, definitions = unpack(blobs[0], _table_leaf)
-    if not (_are(names, str) and _are(classes, list) and _is_count(definitions)):
+    if not (_are(names, str) and _are(classes, list) and _is_count(definitions) and bool(names) == bool(blobs[1])):
         raise ValueError("tables of the wrong types")
     if stream is not None:
-        index, count, buffers = stream
-        if not (_is_count(index) and _is_count(count) and _are(buffers, int)):
+        at, leaves, buffers = stream
+        if not (_is_count(at) and _is_count(leaves) and _are(buffers, int)):
             raise ValueError("a wrong description of the pickle stream")
-        stream = Stream(index, count, buffers)
+        stream = Stream(at, leaves, buffers)
     return Parsed(blobs[2], False, memory, tuple(names), tuple(classes), stream, definitions, blobs[1])
 
 

@@ -33,16 +33,39 @@ def is_plain(obj: torch.Tensor) -> bool:
     return _look_up(keys) if known is None else known
 
 
+def dispatch_names(obj: torch.Tensor) -> list[str]:
+    """What a tensor answers to, beside autograd and autocast."""
+    return _names(_dispatch_keys(obj))
+
+
+def _names(keys: Any) -> list[str]:
+    return [name for name in re.findall(r"\w+", str(keys))[1:] if not _COMMON.fullmatch(name)]
+
+
 def _look_up(keys: Any) -> bool:
-    names = re.findall(r"\w+", str(keys))[1:]
-    others = [name for name in names if not _COMMON.fullmatch(name)]
-    plain = len(others) == 1 and _BACKEND.fullmatch(others[0]) is not None
+    others = _names(keys)
+    plain = len(others) == 1 and is_memory(others[0])
     _plain_keys[keys.raw_repr()] = plain
     return plain
 
 
+def is_memory(name: str) -> bool:
+    """Whether a tensor that answers to nothing else is memory of a device."""
+    return _BACKEND.fullmatch(name) is not None
+
+
 def on_accelerator(device: torch.device) -> bool:
     return device.type != "cpu"
+
+
+def current_accelerator() -> torch.device:
+    """Where a tensor from an accelerator goes if nothing says where; the CPU if there is no accelerator here."""
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if accelerator is not None:
+        if not accelerator.is_available():
+            return torch.device("cpu")
+        return torch.device(accelerator.current_accelerator().type, accelerator.current_device_index())
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def form_of(obj: torch.Tensor) -> Form:
@@ -92,6 +115,21 @@ def over(form: Form, storage: torch.UntypedStorage, offset: int) -> torch.Tensor
     tensor = torch.empty(0, dtype=form.dtype, device=storage.device)
     strides = [stride // itemsize for stride in form.strides]
     return tensor.set_(storage, offset // itemsize, form.shape, strides)  # type: ignore[call-overload,no-any-return]
+
+
+def memory_of(obj: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor of any class, as a plain tensor."""
+    plain = torch.empty(0, dtype=obj.dtype, device=obj.device)
+    storage = obj.untyped_storage()
+    return plain.set_(storage, obj.storage_offset(), obj.size(), obj.stride())  # type: ignore[call-overload,no-any-return]
+
+
+def view(form: Form, base: torch.Tensor, offset: int) -> torch.Tensor:
+    """A tensor over a part of ``base``, flat bytes. It is a view of it as autograd knows them."""
+    itemsize = form.itemsize
+    with torch.enable_grad():
+        typed = base[: base.numel() // itemsize * itemsize].view(form.dtype)
+        return typed.as_strided(form.shape, [stride // itemsize for stride in form.strides], offset // itemsize)
 
 
 def finished(form: Form, tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ constructors of builtin types here, so restricted trust allows all of it.
 from __future__ import annotations
 
 import collections
-import datetime
+import datetime as dt
 import decimal
 import pathlib
 import struct
@@ -24,6 +24,9 @@ import torch
 from . import codes
 from .codes import Part, ext
 
+_ORDERED_DICT, _DEFAULT_DICT, _DEQUE = ext(codes.ORDERED_DICT), ext(codes.DEFAULT_DICT), ext(codes.DEQUE)
+_DATETIME, _TIME, _TIMEZONE = ext(codes.DATETIME), ext(codes.TIME), ext(codes.TIMEZONE)
+
 _COMPLEX = struct.Struct("<dd")
 _DATE = struct.Struct("<HBB")
 _TIMEDELTA = struct.Struct("<iii")
@@ -36,16 +39,14 @@ _BUILTINS: dict[str, type] = {
     for cls in (
         *(bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, object),
         *(OrderedDict, defaultdict, deque, types.NoneType, types.EllipsisType, decimal.Decimal, uuid.UUID),
-        *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, collections.Counter),
+        *(dt.date, dt.datetime, dt.time, dt.timedelta, dt.timezone, collections.Counter),
     )
 }
 _BUILTIN_NAMES = {cls: name.encode() for name, cls in _BUILTINS.items()}
 
 _PATHS: dict[bytes, type[pathlib.PurePath]] = {
     cls.__name__.encode(): cls
-    for cls in (
-        *(pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
-    )
+    for cls in (*(pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),)
 }
 
 _TORCH_NAMED = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
@@ -59,8 +60,17 @@ def _sequence(code: int) -> Callable[[Any], Part]:
     return lambda obj: [mark, *obj]
 
 
-def _ordered_dict(obj: OrderedDict[Any, Any], mark: Part = ext(codes.ORDERED_DICT)) -> Part | None:
-    return None if vars(obj) else [mark, *chain.from_iterable(obj.items())]
+def _bounds(code: int) -> Callable[[Any], Part]:
+    mark = ext(code)
+    return lambda obj: [mark, obj.start, obj.stop, obj.step]
+
+
+def _default_dict(obj: defaultdict[Any, Any]) -> Part:
+    return [_DEFAULT_DICT, obj.default_factory, *chain.from_iterable(obj.items())]
+
+
+def _ordered_dict(obj: OrderedDict[Any, Any]) -> Part | None:
+    return None if vars(obj) else [_ORDERED_DICT, *chain.from_iterable(obj.items())]
 
 
 def _builtin(obj: type) -> Part | None:
@@ -73,17 +83,17 @@ def big_integer(obj: int) -> Part:
     return ext(codes.INTEGER, obj.to_bytes(obj.bit_length() // 8 + 1, "little", signed=True))
 
 
-def _datetime(obj: datetime.datetime, mark: Part = ext(codes.DATETIME)) -> Part:
-    day = (obj.year, obj.month, obj.day)
-    return [mark, *day, obj.hour, obj.minute, obj.second, obj.microsecond, obj.fold, obj.tzinfo]
+def _datetime(obj: dt.datetime) -> Part:
+    clock = (obj.hour, obj.minute, obj.second, obj.microsecond, obj.fold)
+    return [_DATETIME, obj.year, obj.month, obj.day, *clock, obj.tzinfo]
 
 
-def _time(obj: datetime.time, mark: Part = ext(codes.TIME)) -> Part:
-    return [mark, obj.hour, obj.minute, obj.second, obj.microsecond, obj.fold, obj.tzinfo]
+def _time(obj: dt.time) -> Part:
+    return [_TIME, obj.hour, obj.minute, obj.second, obj.microsecond, obj.fold, obj.tzinfo]
 
 
-def _timezone(obj: datetime.timezone, mark: Part = ext(codes.TIMEZONE)) -> Part:
-    return [mark, *obj.__getinitargs__()]  # type: ignore[attr-defined]
+def _timezone(obj: dt.timezone) -> Part:
+    return [_TIMEZONE, *obj.__getinitargs__()]  # type: ignore[attr-defined]
 
 
 def _uuid(obj: uuid.UUID) -> Part:
@@ -100,25 +110,22 @@ ENCODERS: dict[type, Callable[[Any], Part | None]] = {
     frozenset: _sequence(codes.FROZENSET),
     torch.Size: _sequence(codes.SIZE),
     OrderedDict: _ordered_dict,
-    defaultdict: lambda obj, mark=ext(codes.DEFAULT_DICT): [
-        *(mark, obj.default_factory),
-        *chain.from_iterable(obj.items()),
-    ],
-    deque: lambda obj, mark=ext(codes.DEQUE): [mark, obj.maxlen, *obj],
-    range: lambda obj, mark=ext(codes.RANGE): [mark, obj.start, obj.stop, obj.step],
-    slice: lambda obj, mark=ext(codes.SLICE): [mark, obj.start, obj.stop, obj.step],
+    defaultdict: _default_dict,
+    deque: lambda obj: [_DEQUE, obj.maxlen, *obj],
+    range: _bounds(codes.RANGE),
+    slice: _bounds(codes.SLICE),
     complex: lambda obj: ext(codes.COMPLEX, _COMPLEX.pack(obj.real, obj.imag)),
     types.EllipsisType: lambda obj: ext(codes.SINGLETON),
     types.NotImplementedType: lambda obj: ext(codes.SINGLETON, b"\x01"),
     type: _builtin,
-    datetime.datetime: _datetime,
-    datetime.date: lambda obj: ext(codes.DATE, _DATE.pack(obj.year, obj.month, obj.day)),
-    datetime.time: _time,
-    datetime.timedelta: lambda obj: ext(codes.TIMEDELTA, _TIMEDELTA.pack(obj.days, obj.seconds, obj.microseconds)),
-    datetime.timezone: _timezone,
+    dt.datetime: _datetime,
+    dt.date: lambda obj: ext(codes.DATE, _DATE.pack(obj.year, obj.month, obj.day)),
+    dt.time: _time,
+    dt.timedelta: lambda obj: ext(codes.TIMEDELTA, _TIMEDELTA.pack(obj.days, obj.seconds, obj.microseconds)),
+    dt.timezone: _timezone,
     decimal.Decimal: lambda obj: ext(codes.DECIMAL, str(obj).encode()),
     uuid.UUID: _uuid,
-    **{cls: _path for cls in _PATHS.values()},
+    **dict.fromkeys(_PATHS.values(), _path),
     **{cls: lambda obj: ext(codes.TORCH_NAME, str(obj).encode()) for cls in _TORCH_NAMED},
     torch.device: lambda obj: ext(codes.DEVICE, str(obj).encode()),
 }
@@ -159,12 +166,12 @@ def _zone_from(data: bytes) -> object:
     return zoneinfo.ZoneInfo(data.decode())
 
 
-def _date_from(data: bytes) -> datetime.date:
-    return datetime.date(*_DATE.unpack(data))
+def _date_from(data: bytes) -> dt.date:
+    return dt.date(*_DATE.unpack(data))
 
 
-def _timedelta_from(data: bytes) -> datetime.timedelta:
-    return datetime.timedelta(*_TIMEDELTA.unpack(data))
+def _timedelta_from(data: bytes) -> dt.timedelta:
+    return dt.timedelta(*_TIMEDELTA.unpack(data))
 
 
 LEAVES: dict[int, Callable[[bytes], object]] = {
@@ -190,7 +197,7 @@ def _pairs(items: list[Any], start: int) -> Iterator[tuple[Any, Any]]:
     return zip(items[start::2], items[start + 1 :: 2], strict=True)
 
 
-def _default_dict(items: list[Any]) -> defaultdict[Any, Any]:
+def _default_dict_from(items: list[Any]) -> defaultdict[Any, Any]:
     return defaultdict(items[1], _pairs(items, 2))
 
 
@@ -217,14 +224,14 @@ def _slice(items: list[Any]) -> slice:
     return slice(start, stop, step)
 
 
-def _datetime_from(items: list[Any]) -> datetime.datetime:
-    *fields, fold = _ints(items[1:-1])
-    return datetime.datetime(*fields, tzinfo=items[-1], fold=fold)
+def _datetime_from(items: list[Any]) -> dt.datetime:
+    year, month, day, hour, minute, second, microsecond, fold = _ints(items[1:-1])
+    return dt.datetime(year, month, day, hour, minute, second, microsecond, items[-1], fold=fold)
 
 
-def _time_from(items: list[Any]) -> datetime.time:
-    *fields, fold = _ints(items[1:-1])
-    return datetime.time(*fields, tzinfo=items[-1], fold=fold)
+def _time_from(items: list[Any]) -> dt.time:
+    hour, minute, second, microsecond, fold = _ints(items[1:-1])
+    return dt.time(hour, minute, second, microsecond, tzinfo=items[-1], fold=fold)
 
 
 # A list hook gets the mark as the first item.
@@ -234,12 +241,12 @@ LISTS: dict[int, Callable[[list[Any]], object]] = {
     codes.FROZENSET: lambda items: frozenset(items[1:]),
     codes.DICT: lambda items: dict(_pairs(items, 1)),
     codes.ORDERED_DICT: lambda items: OrderedDict(_pairs(items, 1)),
-    codes.DEFAULT_DICT: _default_dict,
+    codes.DEFAULT_DICT: _default_dict_from,
     codes.DEQUE: _deque,
     codes.RANGE: _range,
     codes.SLICE: _slice,
     codes.SIZE: lambda items: torch.Size(_ints(items[1:])),
     codes.DATETIME: _datetime_from,
     codes.TIME: _time_from,
-    codes.TIMEZONE: lambda items: datetime.timezone(*items[1:]),
+    codes.TIMEZONE: lambda items: dt.timezone(*items[1:]),
 }

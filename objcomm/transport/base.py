@@ -123,5 +123,6 @@ def messages(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         if tensor.numel() <= MAX_MESSAGE_BYTES:
             pieces.append(tensor)
         else:
-            pieces.extend(tensor.split(MAX_MESSAGE_BYTES))
+            starts = range(0, tensor.numel(), MAX_MESSAGE_BYTES)
+            pieces.extend(tensor[start : start + MAX_MESSAGE_BYTES] for start in starts)
     return pieces

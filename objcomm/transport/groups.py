@@ -116,6 +116,12 @@ def backend_of(group: dist.ProcessGroup, device_type: str) -> Any:
         return group
 
 
+def gloo_of(group: dist.ProcessGroup) -> Any | None:
+    """The group's gloo, if it has one. It moves CPU memory even where it is registered for another device."""
+    kinds = [kind for kind, name in backends_of(group).items() if name == "gloo"]
+    return backend_of(group, "cpu" if "cpu" in kinds else kinds[0]) if kinds else None
+
+
 def timeout_of(group: dist.ProcessGroup, device_type: str) -> float:
     """The group's time-out in seconds."""
     options = getattr(backend_of(group, device_type), "options", None)
@@ -131,22 +137,22 @@ def _find(group: dist.ProcessGroup, rank: int | None, group_rank: int | None, na
     if (rank is None) == (group_rank is None):
         given = "neither is given" if rank is None else "both are given"
         raise UsageError(f"exactly one of {name} and group_{name} must name the peer, and {given}", rank=me)
-    argument, value = (name, rank) if rank is not None else (f"group_{name}", group_rank)
+    argument = f"group_{name}" if rank is None else name
+    value = group_rank if rank is None else rank
     if not isinstance(value, int) or isinstance(value, bool):
         raise UsageError(f"{argument} must be a rank, an int, not {type(value).__name__}", rank=me)
-    if rank is not None:
-        if rank not in members:
-            raise UsageError(f"{name}={rank} is not in the group, whose global ranks are {_short(members)}", rank=me)
-        group_rank = dist.get_group_rank(group, rank)
-    elif group_rank is not None:
-        if not 0 <= group_rank < len(members):
-            raise UsageError(f"group_{name}={group_rank} is no rank of a group of {len(members)}", rank=me)
-        rank = dist.get_global_rank(group, group_rank)
-    assert rank is not None
-    assert group_rank is not None
-    if rank == me:
-        raise UsageError(f"{argument}={value} is this rank itself", rank=me, hint="keep the object; nothing needs to move")
-    return rank, group_rank
+    if rank is not None and value not in members:
+        raise UsageError(f"{name}={rank} is not in the group, whose global ranks are {_short(members)}", rank=me)
+    if rank is None and not 0 <= value < len(members):
+        raise UsageError(f"group_{name}={value} is no rank of a group of {len(members)}", rank=me)
+    found = value if rank is not None else dist.get_global_rank(group, value)
+    if found == me:
+        raise UsageError(
+            f"{argument}={value} is this rank itself",
+            rank=me,
+            hint="keep the object; nothing needs to move",
+        )
+    return found, dist.get_group_rank(group, found)
 
 
 def _short(ranks: list[int]) -> str:

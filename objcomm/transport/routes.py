@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from . import groups, hugepages, staging
+from ..errors import UsageError
+from . import accelerators, communicators, groups, hugepages, staging
 from .base import Both, Pending
 from .c10d import ElasticLane
 from .control import control_of
@@ -25,8 +26,6 @@ from .lanes import ExactLane
 
 ELASTIC_WINDOW = 64 << 10
 EXACT_WINDOW = 4 << 10
-
-Lane = ElasticLane | ExactLane
 
 
 class GroupLink:
@@ -38,26 +37,31 @@ class GroupLink:
         self.peer = groups.global_rank(group, peer_group_rank)
         self.store = groups.store_of(group)
         backends = groups.backends_of(group)
-        self._accelerator = staging.accelerator_of(group, backends)
-        control = control_of(group)
-        elastic, host, device = None, None, None
-        if backends.get("cpu") == "gloo":
-            control = groups.backend_of(group, "cpu")
-        if control is not None:
-            elastic = ElasticLane(control, peer_group_rank, self.peer)
-        timed = "cpu" if "cpu" in backends else next(iter(backends))
-        self.timeout = groups.timeout_of(group, timed)
-        if backends.get("cpu", "gloo") != "gloo":
-            host = ExactLane(group, backends["cpu"], torch.device("cpu"), self.peer, self.timeout)
-        kind = next((kind for kind, name in backends.items() if kind != "cpu" and name != "gloo"), None)
-        if kind is not None and self._accelerator is not None and self._accelerator.type == kind:
-            device = ExactLane(group, backends[kind], self._accelerator, self.peer, self.timeout)
-        self._elastic = elastic
-        lanes: list[Lane] = [lane for lane in (elastic, host, device) if lane is not None]
+        self.timeout = groups.timeout_of(group, "cpu" if "cpu" in backends else next(iter(backends)))
+        self._bound = accelerators.bound_to(group)
+        gloo = groups.gloo_of(group) or control_of(group)
+        elastic = None if gloo is None else ElasticLane(gloo, peer_group_rank, self.peer)
+
+        def exact(device: torch.device) -> ExactLane | None:
+            backend = backends.get(device.type, "gloo")
+            # Where there is another way, both ends take it rather than fail.
+            usable = backend != "gloo" and (elastic is None or communicators.can_open(backend))
+            return ExactLane(group, backend, device, peer_group_rank, self.timeout) if usable else None
+
+        accelerator = self._bound or accelerators.current()
+        host = exact(torch.device("cpu"))
+        device = None if accelerator is None else exact(accelerator)
+        lanes: list[staging.Lane] = [lane for lane in (elastic, host, device) if lane is not None]
+        heads = elastic or host or (device and staging.DeviceHeads(device))
+        if heads is None:
+            raise UsageError(
+                f"nothing that this rank has can use the backends of the group, {backends}",
+                hint="call objcomm.init_control() on all ranks right after making the group",
+            )
         self._lanes = lanes
-        self._heads: Lane = lanes[0]
-        self._from_cpu: Lane = host or elastic or lanes[0]
-        self._from_accelerator: Lane = device or self._from_cpu
+        self._from_cpu: staging.Lane = host or elastic or lanes[0]
+        self._from_accelerator: staging.Lane = device or self._from_cpu
+        self._heads: staging.Heads = heads
         self.exact = elastic is None
         self.window = EXACT_WINDOW if self.exact else ELASTIC_WINDOW
 
@@ -76,20 +80,20 @@ class GroupLink:
         return self._heads.recv(tensor)
 
     def send_segments(self, tensors: Sequence[torch.Tensor]) -> Pending:
-        by_lane: dict[Lane, list[torch.Tensor]] = {}
+        by_lane: dict[staging.Lane, list[torch.Tensor]] = {}
         for tensor in tensors:
             by_lane.setdefault(self._way(tensor.device.type != "cpu"), []).append(tensor)
         return _one([staging.send(lane, part) for lane, part in by_lane.items()])
 
     def recv_segments(self, tensors: Sequence[torch.Tensor], accelerator: Sequence[bool]) -> Pending:
-        by_lane: dict[Lane, list[torch.Tensor]] = {}
+        by_lane: dict[staging.Lane, list[torch.Tensor]] = {}
         for tensor, on_accelerator in zip(tensors, accelerator, strict=True):
             by_lane.setdefault(self._way(on_accelerator), []).append(tensor)
         return _one([staging.recv(lane, part) for lane, part in by_lane.items()])
 
     def allocate(self, nbytes: int, accelerator: bool, device: torch.device | None) -> torch.Tensor:
         if device is None and accelerator:
-            device = self._accelerator
+            device = self._bound or accelerators.current()
         if device is None or device.type == "cpu":
             return hugepages.empty(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -98,7 +102,7 @@ class GroupLink:
         for lane in self._lanes:
             lane.close()
 
-    def _way(self, accelerator: bool) -> Lane:
+    def _way(self, accelerator: bool) -> staging.Lane:
         return self._from_accelerator if accelerator else self._from_cpu
 
 

@@ -22,9 +22,10 @@ ALIGNMENT = 64
 MIN_WINDOW = 4096
 MAX_CHANNEL_BYTES = 1024
 
-_HEADER = struct.Struct("<4sBBHQQQQIHHIIQII")
+_FIXED = struct.Struct("<4sBBHQQQQIHHIIQ")
+_CHECKSUM = struct.Struct("<II")  # of the fixed part, and a reserved word
+_HEADER = struct.Struct(_FIXED.format + "II")
 HEADER_BYTES = _HEADER.size
-_UNCHECKED = HEADER_BYTES - 8  # what the header's own checksum covers: all in front of it
 _ACCELERATOR = 1 << 63
 
 
@@ -119,8 +120,7 @@ def channel_name(channel: str) -> bytes:
     return name
 
 
-def write_frame(
-    frame: memoryview,
+def head_bytes(
     *,
     kind: Kind,
     flags: int,
@@ -130,16 +130,14 @@ def write_frame(
     inline_bytes: int,
     segments: Sequence[tuple[int, bool]],
     terms: Terms,
-) -> None:
-    """Fill in all of ``frame`` but its inline area, which the caller writes where :func:`frame_layout` says."""
-    body = b"".join(
-        (
-            struct.pack(f"<{len(segments)}Q", *(size | _ACCELERATOR if acc else size for size, acc in segments)),
-            channel,
-            skeleton,
-        )
-    )
-    header = _HEADER.pack(
+) -> bytes:
+    """All of the frame that stands in front of the inline area's padding."""
+    if segments:
+        table = struct.pack(f"<{len(segments)}Q", *[size | _ACCELERATOR if acc else size for size, acc in segments])
+        body = b"".join((table, channel, skeleton))
+    else:
+        body = channel + skeleton if channel else skeleton
+    fixed = _FIXED.pack(
         MAGIC,
         terms.version,
         kind,
@@ -147,19 +145,15 @@ def write_frame(
         sequence,
         len(skeleton),
         inline_bytes,
-        sum(size for size, _ in segments),
+        sum([size for size, _ in segments]),
         len(segments),
         len(channel),
         0,
         terms.window,
         zlib.crc32(body),
         terms.max_bytes,
-        0,
-        0,
     )
-    frame[:_UNCHECKED] = header[:_UNCHECKED]
-    struct.pack_into("<II", frame, _UNCHECKED, zlib.crc32(header[:_UNCHECKED]), 0)
-    frame[HEADER_BYTES : HEADER_BYTES + len(body)] = body
+    return b"".join((fixed, _CHECKSUM.pack(zlib.crc32(fixed), 0), body))
 
 
 def read_header(window: memoryview, terms: Terms) -> Header:
@@ -195,7 +189,7 @@ def read_header(window: memoryview, terms: Terms) -> Header:
     # The magic and the version keep their place in every version; all after them may be laid out in another way.
     if version != terms.version:
         raise ProtocolError(f"the peer speaks version {version} of the protocol, this rank version {terms.version}")
-    if zlib.crc32(window[:_UNCHECKED]) != header_checksum:
+    if zlib.crc32(window[: _FIXED.size]) != header_checksum:
         raise ProtocolError("the head is damaged: the header does not match its checksum")
     if kind not in _KINDS:
         raise ProtocolError(f"a head of unknown kind {kind}")

@@ -19,7 +19,7 @@ class Case:
         config: more arguments of ComputeConfig.
         infer_only: generate for inference.
         installed: with the integration.
-        asynchronous: as with ASYNC_COMM.
+        asynchronous: as with ASYNC_COMM; "objects" for theirs only.
         steps: training steps.
     """
 
@@ -33,7 +33,7 @@ class Case:
     infer_only: bool = False
     installed: bool = True
     object_outputs: bool = False
-    asynchronous: bool = False
+    asynchronous: bool | str = False
     steps: int = 1
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from contextlib import contextmanager
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import nnscaler_integration
 import torch
 import torch.distributed as dist
+
+import nnscaler_integration
 from nnscaler_integration import compat
 from nnscaler_integration.patching import Patches
 
@@ -54,7 +57,7 @@ def run_case(rank: int, case: Case, name: str) -> Outcome:
 
 
 def _run(rank: int, case: Case, name: str, folder: str) -> Outcome:
-    from nnscaler import ComputeConfig, build_optimizer, parallelize
+    from nnscaler import build_optimizer
     from nnscaler.runtime.executor import AsyncCommHandler, Executor
 
     world = dist.get_world_size()
@@ -104,7 +107,7 @@ def make_model(case: Case) -> Any:
     return getattr(models, case.model)(**case.arguments).train()
 
 
-def generate(case: Case, name: str, folder: str, **options: Any) -> Any:
+def generate(case: Case, name: str, folder: str, world: int | None = None, **options: Any) -> Any:
     from nnscaler import ComputeConfig, parallelize
 
     from . import policies
@@ -124,7 +127,7 @@ def generate(case: Case, name: str, folder: str, **options: Any) -> Any:
         make_model(case),
         {"x": x, "content": content},
         policy,
-        ComputeConfig(case.plan, dist.get_world_size(), **config),
+        ComputeConfig(case.plan, world or dist.get_world_size(), **config),
         gen_savedir=folder,
         instance_name=name,
         **options,
@@ -141,7 +144,8 @@ def parameters_of(model: Any) -> dict[str, torch.nn.Parameter]:
     named = dict(model.named_parameters())
     if not named:
         # The tracer numbers the modules that it finds: each layer and the linear in it.
-        named = {f"_module_constants.{2 * i}.linear.weight": layer.linear.weight for i, layer in enumerate(model.layers)}
+        layers = enumerate(model.layers)
+        named = {f"_module_constants.{2 * number}.linear.weight": layer.linear.weight for number, layer in layers}
     return named
 
 
@@ -194,9 +198,14 @@ def detach(value: Any) -> Any:
 
 
 @contextmanager
-def _asynchronous(wanted: bool) -> Iterator[None]:
-    """What ASYNC_COMM=1 sets; ``parallelize`` of 0.8 sets it back, so it is set behind that."""
+def _asynchronous(wanted: bool | str) -> Iterator[None]:
+    """What ASYNC_COMM=1 sets; ``parallelize`` of 0.8 sets it back, so it is set behind that.
+
+    With "objects", tensors stay synchronous: between stages with several devices, nnScaler itself computes with tensors
+    that have not arrived.
+    """
     from nnscaler import parallel
+    from nnscaler.codegen.emit import FuncEmission
     from nnscaler.flags import CompileFlag
 
     original: Callable[..., Any] = parallel._compile_flags
@@ -204,8 +213,13 @@ def _asynchronous(wanted: bool) -> Iterator[None]:
     @contextmanager
     def flags(config: Any) -> Iterator[None]:
         with original(config):
-            CompileFlag.async_comm = wanted
+            CompileFlag.async_comm = bool(wanted)
             yield
+
+    emit_adapter = FuncEmission.emit_adapter
+
+    def emit_synchronous(self: Any, node: Any, prefix_attr: Any = None, async_op: bool = False) -> Any:
+        return emit_adapter(self, node, prefix_attr, False)
 
     isend = dist.isend
     held: list[Any] = []
@@ -217,7 +231,9 @@ def _asynchronous(wanted: bool) -> Iterator[None]:
 
     if wanted:
         parallel._compile_flags = flags
-        if nnscaler_integration.status().nnscaler == "0.8":
+        if wanted == "objects":
+            FuncEmission.emit_adapter = emit_synchronous
+        elif nnscaler_integration.status().nnscaler == "0.8":
             dist.isend = held_isend
     try:
         yield
@@ -225,6 +241,7 @@ def _asynchronous(wanted: bool) -> Iterator[None]:
             work.wait()
     finally:
         parallel._compile_flags = original
+        FuncEmission.emit_adapter = emit_adapter
         dist.isend = isend
 
 
@@ -243,3 +260,168 @@ def _repaired(wanted: bool) -> Iterator[None]:
         patches.revert()
         if restore is not None:
             restore()
+
+
+@contextmanager
+def _generated(rank: int, case: Case, name: str) -> Iterator[Any]:
+    """The case's module, generated with the integration."""
+    from nnscaler.runtime.device import uninit_device
+    from nnscaler.runtime.executor import Executor
+
+    nnscaler_integration.install(object_outputs=case.object_outputs)
+    folder = [tempfile.mkdtemp(prefix="nnscaler-code-") if rank == 0 else None]
+    dist.broadcast_object_list(folder, src=0)
+    try:
+        with _asynchronous(case.asynchronous):
+            yield generate(case, name, str(folder[0]))
+    finally:
+        Executor.clear()
+        uninit_device()
+        nnscaler_integration.uninstall()
+
+
+def objects_alive(rank: int, case: Case, name: str, micros: int) -> int:
+    """The largest number of moved objects that this rank holds at a time, in a step of ``micros`` micro-batches."""
+    from . import models
+
+    case = replace(case, options={**case.options, "micros": micros}, samples=micros)
+    with _generated(rank, case, name) as module:
+        models.Made.alive.clear()
+        models.Made.most = 0
+        arrived(module.train_step([sample(index) for index in range(micros)]))
+        return models.Made.most
+
+
+def gradient_lost(rank: int, case: Case, name: str) -> tuple[str, str]:
+    """Infer, then train, with an object that hides a tensor that requires grad. Returns what was raised."""
+    with _generated(rank, case, name) as module:
+        with torch.no_grad():
+            expected = make_model(case)(*sample(1))
+        compare(module.infer_step([sample(1)]), [expected])
+        try:
+            module.train_step([sample(1)])
+        except Exception as error:
+            return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+OBJECTS = Case("Chain", "Staged", {"cuts": (1,), "devices": ((0,), (1,)), "schedule": "1f1b", "micros": 2}, samples=2)
+NO_OBJECTS = replace(OBJECTS, arguments={"use": ()})
+
+
+def _everything_of_nnscaler() -> dict[str, Any]:
+    """Every attribute of every module and class of nnScaler that is loaded."""
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        if name.split(".")[0] == "nnscaler" and module is not None:
+            for key, value in list(vars(module).items()):
+                found[f"{name}.{key}"] = value
+                if isinstance(value, type) and value.__module__ == name:
+                    found.update({f"{name}.{key}.{part}": inner for part, inner in vars(value).items()})
+    return found
+
+
+def install_and_uninstall(rank: int) -> str:
+    """Install twice, uninstall twice, and compare nnScaler before and after, attribute by attribute."""
+    from nnscaler.graph.tracer import wrap_utils
+
+    import nnscaler_integration.codegen  # so that all of nnScaler that it needs is loaded
+
+    def differing() -> list[str]:
+        after = _everything_of_nnscaler()
+        assert after.keys() == before.keys()
+        return [name for name, value in after.items() if value is not before[name]]
+
+    before = _everything_of_nnscaler()
+    leaves = list(wrap_utils.default_autowrap_leaf_function.items())
+    nnscaler_integration.install()
+    once = differing()
+    assert once
+    nnscaler_integration.install()
+    assert differing() == once
+    nnscaler_integration.install(object_outputs=True)
+    assert nnscaler_integration.status().object_outputs
+    text = str(nnscaler_integration.status())
+    nnscaler_integration.install()
+    assert not nnscaler_integration.status().object_outputs
+    nnscaler_integration.install(object_outputs=True)
+    nnscaler_integration.uninstall()
+    nnscaler_integration.uninstall()
+    assert not differing()
+    assert list(wrap_utils.default_autowrap_leaf_function.items()) == leaves
+    assert not nnscaler_integration.status().installed
+    assert nnscaler_integration.status().reason is None
+    return text
+
+
+def _codes(case: Case, name: str, folder: str, **options: Any) -> str:
+    generate(case, name, folder, load_module=False, world=case.plan, **options)
+    return "".join(path.read_text() for path in sorted(Path(folder).rglob("gencode*.py")))
+
+
+def code_around_installing(rank: int) -> dict[str, str]:
+    """The code of both ranks before installing, while installed, and after uninstalling."""
+    found = {}
+    # The first time, nnScaler fills caches of its search for adapters, and numbers what follows otherwise.
+    for when in ("first", "before", "installed", "after"):
+        for label, case in (("", OBJECTS), (" without objects", NO_OBJECTS)):
+            with tempfile.TemporaryDirectory() as folder, _repaired(when != "installed"):
+                if when == "installed":
+                    nnscaler_integration.install()
+                found[when + label] = _codes(case, "around", folder)
+                nnscaler_integration.uninstall()
+    return found
+
+
+def reuse_old_code(rank: int, reuse: str) -> dict[str, str]:
+    """Generate without, then ask for the same with the integration."""
+    with tempfile.TemporaryDirectory() as folder:
+        with _repaired(True):
+            old = _codes(OBJECTS, "old", folder)
+        nnscaler_integration.install()
+        new = _codes(OBJECTS, "old", folder, reuse=reuse)
+        nnscaler_integration.uninstall()
+        return {"old": old, "new": new}
+
+
+def reuse_loaded_code(rank: int) -> str:
+    """The same, where the process has loaded the old code."""
+    from nnscaler.parallel import _load_parallel_module_class
+
+    from . import models
+
+    with tempfile.TemporaryDirectory() as folder:
+        with _repaired(True):
+            _codes(OBJECTS, "loaded", folder)
+        _load_parallel_module_class(models.Chain, gen_savedir=folder, instance_name="loaded", rank=1)
+        nnscaler_integration.install()
+        try:
+            _codes(OBJECTS, "loaded", folder, reuse="match")
+        except RuntimeError as error:
+            return str(error.__cause__)
+        finally:
+            nnscaler_integration.uninstall()
+    return "nothing"
+
+
+def _kept(case: Case, name: str, installed_first: bool) -> dict[str, bool]:
+    with tempfile.TemporaryDirectory() as folder:
+        if installed_first:
+            nnscaler_integration.install()
+        with _repaired(not installed_first):
+            _codes(case, name, folder)
+        paths = sorted(Path(folder).rglob("gencode*.py"))
+        for path in paths:
+            path.write_text(path.read_text() + "\n# a mark\n")
+        nnscaler_integration.install()
+        code = _codes(case, name, folder, reuse="match")
+        nnscaler_integration.uninstall()
+        return {"kept": code.count("# a mark") == len(paths) > 0}
+
+
+def reuse_code_without_objects(rank: int) -> dict[str, bool]:
+    return _kept(NO_OBJECTS, "none", installed_first=False)
+
+
+def reuse_own_code(rank: int) -> dict[str, bool]:
+    return _kept(OBJECTS, "own", installed_first=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import nnscaler
@@ -16,7 +17,7 @@ class ReportedLayer(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4, bias=False)
 
-    def forward(self, x: Tensor, context: Any) -> Tensor:
+    def forward(self, x: Tensor, context: Any) -> Any:
         return self.linear(x) + context["bias"]
 
 
@@ -32,7 +33,7 @@ class Reported(nn.Module):
         for layer in self.layers:
             x = layer(x, context)
         x = x.sum()
-        return x
+        return x  # noqa: RET504
 
 
 class Registered(Reported):
@@ -48,7 +49,7 @@ class Layer(nn.Module):
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
 
-    def forward(self, x: Tensor, context: Any) -> Tensor:
+    def forward(self, x: Tensor, context: Any) -> Any:
         return self.linear(x) * context["scale"] + context["bias"]
 
 
@@ -77,27 +78,37 @@ class Plain(nn.Module):
 
 
 class Made:
-    """What no tracer looks into."""
+    """What no tracer looks into. It keeps count of how many there are in this process, and of the most at a time."""
+
+    alive: weakref.WeakSet[Made] = weakref.WeakSet()
+    most = 0
 
     def __init__(self, pieces: list[Tensor]) -> None:
         self.pieces = pieces
         self.count = len(pieces)
 
+    def seen(self) -> None:
+        self.alive.add(self)
+        Made.most = max(Made.most, len(self.alive))
+
 
 @nnscaler.register_op("n^ d^, ? -> ?")
 def make_pieces(x: Tensor, content: Any) -> Any:
     """An operator with an object as its output: pieces of a size that only the data tells."""
-    return Made([piece.clone() for piece in content["pieces"]])
+    made = Made([piece.clone() for piece in content["pieces"]])
+    made.seen()
+    return made
 
 
 @nnscaler.register_op("n^ d^, ? -> n^ d^")
-def add_pieces(x: Tensor, made: Any) -> Tensor:
+def add_pieces(x: Tensor, made: Any) -> Any:
+    made.seen()
     assert made.count == len(made.pieces)
     return x + sum(piece.sum() for piece in made.pieces)
 
 
 @nnscaler.register_op("n^ d^ -> n^ d^")
-def add_pieces_by_name(x: Tensor, *, made: Any) -> Tensor:
+def add_pieces_by_name(x: Tensor, *, made: Any) -> Any:
     return add_pieces(x, made)
 
 
@@ -118,7 +129,7 @@ class Pieces(nn.Module):
 
 
 @nnscaler.register_op("n^ d^, ?, ?, ?, ? -> n^ d^")
-def mix(x: Tensor, number: Any, text: Any, listed: Any, table: Any) -> Tensor:
+def mix(x: Tensor, number: Any, text: Any, listed: Any, table: Any) -> Any:
     assert isinstance(number, int) and isinstance(text, str) and isinstance(listed, list) and isinstance(table, dict)
     return x * number + len(text) + listed[0] + table["bias"]
 
@@ -158,7 +169,7 @@ def hold(x: Tensor) -> Any:
 
 
 @nnscaler.register_op("n^ d^, ? -> n^ d^")
-def unhold(x: Tensor, holder: Any) -> Tensor:
+def unhold(x: Tensor, holder: Any) -> Any:
     return x + holder.value
 
 
@@ -178,7 +189,7 @@ class Hidden(nn.Module):
 
 
 @nnscaler.register_op("n^ d^, ? -> n^ d^")
-def add_bias(x: Tensor, content: Any) -> Tensor:
+def add_bias(x: Tensor, content: Any) -> Any:
     return x + content["content"]["bias"]
 
 

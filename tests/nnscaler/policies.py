@@ -19,7 +19,7 @@ Policy = Callable[[IRGraph, Any], IRGraph]
 def reported(graph: IRGraph, cfg: Any) -> IRGraph:
     """The policy of the report: it takes the nodes by position, so the stages are cut in front of the look-up of the
     context and in front of the first addition, and a tensor without gradient crosses too."""
-    dataloader, fc1, gi1, add1, fc2, gi2, add2, loss = graph.nodes()[:8]
+    dataloader, fc1, _gi1, _add1, fc2, _gi2, _add2, _loss = graph.nodes()[:8]
     graph.staging([fc1, fc2])
     stages = [s for s in graph.select(ntype=IRSegment, flatten=False) if s.isfw()]
     for device, part in enumerate(graph.replicate(dataloader, cfg.plan_ngpus)):

@@ -1,7 +1,7 @@
 """Ranks that stay alive from test to test, since importing torch and nnScaler takes longer than most tests.
 
-Each job gets a process group of its own. A job that fails by its own exception leaves the ranks usable; one that hangs or
-kills a rank ends them all, with the stack of every rank in the failure, and the next job starts new ones.
+Each job gets a process group of its own. A job that fails on any rank ends them all, with what every rank said or, if
+it hangs, with its stack, and the next job starts new ones.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Pool:
         store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
         pipes = self._pipes[:world_size]
         for rank, pipe in enumerate(pipes):
-            pipe.send_bytes(cloudpickle.dumps((function, rank, world_size, store.port, backend, timeout, env or {}, args)))
+            job = (function, rank, world_size, store.port, backend, timeout, env or {}, args)
+            pipe.send_bytes(cloudpickle.dumps(job))
         results: dict[int, Any] = {}
         failures: dict[int, str] = {}
         deadline = time.monotonic() + timeout
@@ -86,7 +87,7 @@ class Pool:
         return [results[rank] for rank in range(world_size)]
 
     def close(self) -> None:
-        """End every rank."""
+        """End every rank. The next job starts new ones."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -96,17 +97,12 @@ class Pool:
 
     def _start(self, rank: int) -> None:
         with Listener(str(self._folder / f"pipe-{rank}-{time.monotonic_ns()}")) as listener:
-            output = (self._folder / f"output-{rank}").open("wb")
             path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", "from tests.nnscaler.pool import serve; serve()", str(listener.address)],
-                    env={**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-                    cwd=self._folder,
-                    stdout=output,
-                    stderr=output,
-                )
-            )
+            environment = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-c", "from tests.nnscaler.pool import serve; serve()", str(listener.address)]
+            with (self._folder / f"output-{rank}").open("wb") as output:
+                process = subprocess.Popen(command, env=environment, cwd=self._folder, stdout=output, stderr=output)
+            self._processes.append(process)
             self._pipes.append(listener.accept())
 
     def _output(self, rank: int) -> str:
@@ -154,9 +150,7 @@ def _job(function: str, rank: int, size: int, port: int, backend: str, timeout: 
     if backend == "strict":
         importlib.import_module("tests.strict_backend")
     store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=timeout))
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
-    )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     try:
         module, _, name = function.partition(":")
         return getattr(importlib.import_module(module), name)(rank, *args)
