@@ -47,7 +47,7 @@ class Status:
             f"anchors         {self.anchors - len(self.differences)} of {self.anchors} as tested",
             *(f"                {text}" for text in self.differences),
             f"installed       {'yes' if self.installed else 'no'}",
-            f"object outputs  {'allowed' if self.object_outputs else 'refused'}",
+            f"object outputs  {'allowed' if self.object_outputs else 'as nnScaler decides'}",
             f"0.8 on torch>2.6 repairs {'in place' if self.compat else 'not in place'}",
         ]
         if self.reason:

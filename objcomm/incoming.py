@@ -161,7 +161,8 @@ class Incoming:
                     hint="the two ranks call in a different order; this message was dropped, the next can be received",
                 )
             )
-        trust = settings().trust
+        wanted = settings()
+        trust = wanted.trust
         if trust == "restricted" and header.flags & Flag.OPAQUE:
             raise _Refused(
                 TrustError(
@@ -176,20 +177,25 @@ class Incoming:
                 inline_bytes=header.inline_bytes,
                 segments=body.segments,
                 trust=trust,
-                max_bytes=settings().max_bytes,
+                max_bytes=wanted.max_bytes,
             )
-            targets = plan.targets(self._into)
-            segments = [
-                link.allocate(nbytes, accelerator, self._device) if target is None else target
-                for target, (nbytes, accelerator) in zip(targets, body.segments, strict=True)
-            ]
+            segments: list[torch.Tensor] = []
+            if body.segments or self._into is not None:
+                targets = plan.targets(self._into)
+                segments = [
+                    link.allocate(nbytes, accelerator, self._device) if target is None else target
+                    for target, (nbytes, accelerator) in zip(targets, body.segments, strict=True)
+                ]
         except (DecodeError, TrustError) as error:
             raise _Refused(error.locate(phase="decode")) from error
         except (RuntimeError, MemoryError) as error:
             raise _Refused(
                 LimitError(f"no memory for the segments of this message: {error}", phase="segments")
             ) from error
-        self._transfer(segments, body.segments, deadline)
+        if segments:
+            self._transfer(segments, body.segments, deadline)
+        else:
+            self.pair.post_ahead()
         try:
             value = plan.build(inline, segments, self._device)
         except (DecodeError, TrustError) as error:
@@ -198,13 +204,12 @@ class Incoming:
         return value
 
     def _transfer(self, into: list[torch.Tensor], segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:
-        """Receive the last segments of this message into ``into``; the next message may be on its way meanwhile."""
+        """Receive the segments of this message into ``into``; the next message may be on its way meanwhile."""
         pair = self.pair
         try:
-            pending = pair.link.recv_segments(into, [accelerator for _, accelerator in segments]) if into else None
+            pending = pair.link.recv_segments(into, [accelerator for _, accelerator in segments])
             pair.post_ahead()
-            if pending is not None:
-                pending.wait(deadline)
+            pending.wait(deadline)
         except (TransferTimeout, PeerError) as error:
             raise pair.close(error.locate(channel=self.channel, phase="segments")) from error
         for nbytes, _ in segments:

@@ -116,7 +116,7 @@ class _Message:
         self.kind = kind
         self.encoded = encoded
         self.name = name
-        self.segments = [(segment.numel(), segment.device.type != "cpu") for segment in encoded.segments]
+        self.segments = [(segment.numel(), not segment.is_cpu) for segment in encoded.segments]
         self.inline_at, self.frame_bytes = frame_layout(
             len(encoded.skeleton), encoded.inline_bytes, len(self.segments), len(name)
         )

@@ -1,14 +1,14 @@
-"""An accelerator written in Python, to exercise the ways that only accelerators take: its memory is the CPU's in disguise.
+"""An accelerator written in Python, for the ways that only accelerators take: CPU memory in disguise.
 
-It does just what moving flat bytes needs. With ``streams=True`` it has streams and events that are over at once, and counts
-how often the host waits for them.
+It does just what moving flat bytes needs. With ``streams=True`` it has streams and events that are over at
+once, and counts how often the host waits for them.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import backend_registration
@@ -19,14 +19,13 @@ NAME = "pydev"
 class Waits:
     """How often the host has waited for the device."""
 
-    queries = 0
-    synchronizations = 0
+    count = 0
 
     @classmethod
-    def take(cls) -> tuple[int, int]:
-        counts = cls.queries, cls.synchronizations
-        cls.queries = cls.synchronizations = 0
-        return counts
+    def take(cls) -> int:
+        """The number since the last call."""
+        count, cls.count = cls.count, 0
+        return count
 
 
 class DeviceTensor(torch.Tensor):
@@ -39,13 +38,11 @@ class DeviceTensor(torch.Tensor):
         made: Any = torch._C._acc.create_empty_tensor(memory.shape, memory.dtype)
         made.__class__ = DeviceTensor
         made.memory = memory
-        return made
+        return cast(DeviceTensor, made)
 
 
 class _Module:
     """What ``torch.pydev`` is."""
-
-    index = 0
 
     def is_available(self) -> bool:
         return True
@@ -72,14 +69,14 @@ class _ModuleWithStreams(_Module):
             pass
 
         def synchronize(self) -> None:
-            Waits.synchronizations += 1
+            Waits.count += 1
 
     class Event:
         def record(self, stream: Any) -> None:
             pass
 
         def query(self) -> bool:
-            Waits.queries += 1
+            Waits.count += 1
             return True
 
     def __init__(self) -> None:
@@ -99,7 +96,7 @@ def install(*, streams: bool) -> None:
     """Make the device known to this process. Not undone: call it in a process of its own."""
     module = _ModuleWithStreams() if streams else _Module()
     backend_registration._setup_privateuseone_for_python_backend(NAME, module)
-    library = torch.library.Library("aten", "IMPL", "PrivateUse1")  # noqa: TOR901
+    library = torch.library.Library("aten", "IMPL", "PrivateUse1")
     _kept.append(library)
 
     def empty(size: Any, dtype: Any = None, **_: Any) -> torch.Tensor:

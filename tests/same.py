@@ -93,9 +93,9 @@ class _Comparison:
                 assert a.maxlen == b.maxlen, path
         elif isinstance(a, set | frozenset):
             assert len(a) == len(b), f"{path}: {len(a)} elements became {len(b)}"
-            left, right = (sorted(each, key=lambda item: (type(item).__name__, repr(item))) for each in (a, b))
-            for index, pair in enumerate(zip(left, right, strict=True)):
-                self.compare(*pair, f"{path}.element[{index}]")
+            elements = [sorted(each, key=lambda item: (type(item).__name__, repr(item))) for each in (a, b)]
+            for index, (left, right) in enumerate(zip(*elements, strict=True)):
+                self.compare(left, right, f"{path}.element[{index}]")
         elif isinstance(a, slice):
             self.compare((a.start, a.stop, a.step), (b.start, b.stop, b.step), path)
         elif isinstance(a, functools.partial):
@@ -107,15 +107,15 @@ class _Comparison:
         elif isinstance(a, decimal.Decimal | pathlib.PurePath) or "__reduce__" in vars(type(a)):
             assert repr(a) == repr(b), f"{path}: {a!r} became {b!r}"
             return
-        elif type(a).__eq__ is object.__eq__:
+        elif _has_no_equality(type(a)):
             assert a is b or _state(a), f"{path}: {a!r} became {b!r}"
         elif not _state(a):
             assert a == b or (a != a and b != b and repr(a) == repr(b)), f"{path}: {a!r} became {b!r}"
         if not isinstance(a, OrderedDict):
-            left, right = _state(a), _state(b)
-            assert list(left) == list(right), f"{path}: attributes {list(left)} became {list(right)}"
-            for name in left:
-                self.compare(left[name], right[name], f"{path}.{name}")
+            mine, other = _state(a), _state(b)
+            assert list(mine) == list(other), f"{path}: attributes {list(mine)} became {list(other)}"
+            for name in mine:
+                self.compare(mine[name], other[name], f"{path}.{name}")
 
     def _compare_definitions(self, a: Any, b: Any, path: str) -> None:
         if a is b:
@@ -126,8 +126,8 @@ class _Comparison:
         if isinstance(a, types.FunctionType):
             assert a.__code__.co_code == b.__code__.co_code, path
             assert a.__code__.co_consts == b.__code__.co_consts or a.__code__.co_consts, path
-            cells = ([cell.cell_contents for cell in each.__closure__ or ()] for each in (a, b))
-            self.compare(*cells, f"{path}.__closure__")
+            left, right = ([cell.cell_contents for cell in each.__closure__ or ()] for each in (a, b))
+            self.compare(left, right, f"{path}.__closure__")
 
     # -- tensors -----------------------------------------------------------------------------------------------------
 
@@ -154,8 +154,9 @@ class _Comparison:
         elif a.is_meta:
             assert a.stride() == b.stride(), f"{path}: strides {a.stride()} became {b.stride()}"
         elif hasattr(type(a), "__tensor_flatten__") and type(a) is not torch.Tensor:
-            names = type(a).__tensor_flatten__(a)[0]
-            assert names == type(b).__tensor_flatten__(b)[0], path
+            wrapper: Any = type(a)
+            names = wrapper.__tensor_flatten__(a)[0]
+            assert names == wrapper.__tensor_flatten__(b)[0], path
             self._compare_parts(a, b, path, names, lambda t: [getattr(t, name) for name in names])
         else:
             self._compare_strided(a, b, path)
@@ -287,7 +288,7 @@ def _same_bits(a: Any, b: Any) -> bool:
         return bool(np.all(same))
     if a.dtype.names is not None:
         return all(_same_bits(a[name], b[name]) for name in a.dtype.names)
-    return a.tobytes() == b.tobytes()
+    return bool(a.tobytes() == b.tobytes())
 
 
 def _attributes(t: torch.Tensor) -> dict[str, Any]:
@@ -304,6 +305,10 @@ def _state(obj: Any) -> dict[str, Any]:
     if isinstance(attributes, dict) and not isinstance(obj, type | types.ModuleType):
         state.update(attributes)
     return state
+
+
+def _has_no_equality(cls: Any) -> bool:
+    return cls.__eq__ is object.__eq__
 
 
 def _same_class(a: type, b: type) -> bool:

@@ -92,8 +92,21 @@ def test_demo_fails_where_a_transfer_would_change_a_value(spoilt: str, capfd: py
     assert "FAILED: in step 1 the loss over two ranks is" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_demo_ends_with_an_error_when_a_rank_dies(which: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_a_failing_rank_is_noticed_whichever_hangs(stuck: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_GRACE", 0.2)
+    bodies = ["import sys; sys.exit(3)"]
+    bodies.insert(stuck, "import time; time.sleep(60)")
+    ranks = [subprocess.Popen([sys.executable, "-c", body]) for body in bodies]
+    try:
+        assert launch._wait(ranks) == 3
+        assert ranks[stuck].poll() is None
+    finally:
+        ranks[stuck].kill()
+        ranks[stuck].wait()
+
+
+def test_demo_ends_with_an_error_when_a_rank_dies(tmp_path: Path) -> None:
     outside = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     output = tmp_path / "output"
     with output.open("w") as sink:
@@ -105,8 +118,9 @@ def test_demo_ends_with_an_error_when_a_rank_dies(which: int, tmp_path: Path) ->
             time.sleep(0.1)
         ranks = _children(parent.pid)
         assert len(ranks) == 2, output.read_text()
-        os.kill(ranks[which], signal.SIGKILL)
+        os.kill(ranks[1], signal.SIGKILL)
         assert parent.wait(30) not in (0, None)
+        assert "rank 0: PeerError: " in output.read_text()
     finally:
         parent.kill()
         parent.wait()

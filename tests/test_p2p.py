@@ -225,7 +225,7 @@ def test_into_fills_tensors_in_place(backend: str) -> None:
             with pytest.raises(objcomm.DecodeError) as caught:
                 objcomm.recv_object(0, into=wrong)
             assert caught.value.path == "obj['small']"
-            for word in ("(2, 3)", "(3, 2)", "float32"):
+            for word in ("[2, 3]", "[3, 2]", "float32"):
                 assert word in str(caught.value)
             assert torch.equal(wrong["big"], before)
             assert objcomm.recv_object(0) == "next"

@@ -1,4 +1,4 @@
-"""Memory on accelerators: which way it goes, through which copies, and how often the host waits for the device.
+"""Memory on accelerators: which way it goes, through which copies, and how often the host waits.
 
 No GPU is needed: the device is written in Python, and so is its backend.
 """
@@ -95,9 +95,13 @@ def test_the_device_lane_opens_when_the_first_device_segment_crosses() -> None:
             opened.append(backend)
             return original(backend, *args)
 
-        communicators.open_communicator = open_communicator
+        vars(communicators)["open_communicator"] = open_communicator
         there = link_to(1 - rank)
-        for device, expected in (("cpu", []), ("pydev", ["strict", "strict"]), ("pydev", ["strict", "strict"])):
+        for device, expected in (
+            ("cpu", []),
+            ("pydev", ["strict", "strict"]),
+            ("pydev", ["strict", "strict"]),
+        ):
             if rank == 0:
                 there.send_head(filled(10, 1)).wait(Deadline(20))
                 there.send_segments([filled(100, 2, device)]).wait(Deadline(20))
@@ -121,8 +125,8 @@ def test_how_often_the_host_waits_for_the_device() -> None:
         there = link_to(1 - rank)
         deadline = Deadline(20)
 
-        def move(device: str, wanted: str, count: int = 5) -> tuple[int, int]:
-            """Five segments; returns this rank's (event queries, synchronizations)."""
+        def move(device: str, wanted: str, count: int = 5) -> int:
+            """Move some segments, and return how often this rank's host has waited for its device."""
             tensors = [filled(1000, n, device) for n in range(count)]
             memory = [there.allocate(1000, device != "cpu", torch.device(wanted)) for _ in range(count)]
             Waits.take()
@@ -135,10 +139,11 @@ def test_how_often_the_host_waits_for_the_device() -> None:
             return counts
 
         move("pydev", "pydev")  # opens the connection, which waits
-        assert move("pydev", "pydev") == (0, 0)
-        assert move("cpu", "cpu") == (0, 0)
-        assert move("pydev", "cpu") == ((0, 0) if rank == 0 else (1, 1))
-        assert move("cpu", "pydev") == (0, 0)
+        assert move("pydev", "pydev") == 0
+        assert move("cpu", "cpu") == 0
+        # Once for the peer, once for the copies.
+        assert move("pydev", "cpu") == (0 if rank == 0 else 2)
+        assert move("cpu", "pydev") == 0
 
     run_ranks(rank_main)
 
@@ -152,13 +157,13 @@ def test_how_often_the_host_waits_where_gloo_is_all_there_is() -> None:
         Waits.take()
         if rank == 0:
             there.send_segments([filled(1000, n, "pydev") for n in range(5)]).wait(Deadline(20))
-            assert Waits.take() == (0, 1)
+            assert Waits.take() == 1
         else:
             memory = [there.allocate(1000, True, None) for _ in range(5)]
             assert {t.device.type for t in memory} == {"pydev"}
             there.recv_segments(memory, [True] * 5).wait(Deadline(20))
             assert values(memory) == [{n} for n in range(5)]
-            assert Waits.take() == (0, 0)
+            assert Waits.take() == 0
 
     run_ranks(rank_main)
 
@@ -176,10 +181,9 @@ def test_heads_on_a_device_are_waited_for_by_the_host() -> None:
                 there.send_head(head).wait(Deadline(20))
             else:
                 there.recv_head(head).wait(Deadline(20))
-            queries, synchronizations = Waits.take()
-            assert synchronizations == 0
-            if n:
-                assert queries == 1
+            waits = Waits.take()
+            if n:  # the first one opens the connection
+                assert waits == 1
 
     run_ranks(rank_main, backend="pydev:strict")
 
@@ -194,10 +198,11 @@ def test_a_head_on_a_device_times_out() -> None:
         there = link_to(1 - rank)
         head = filled(there.window, 1)
         (there.send_head(head) if rank == 0 else there.recv_head(head)).wait(Deadline(20))
-        _ModuleWithStreams.Event.query = lambda self: False
+        monkeypatch = pytest.MonkeyPatch()
+        monkeypatch.setattr(_ModuleWithStreams.Event, "query", lambda self: False)
         pending = there.send_head(head) if rank == 0 else there.recv_head(head)
         began = time.monotonic()
-        with pytest.raises(TransferTimeout, match="did not come in time"):
+        with pytest.raises(TransferTimeout, match="did not come within 0.5 s"):
             pending.wait(Deadline(0.5))
         with pytest.raises(ObjcommError):
             pending.wait(Deadline(20))
@@ -220,12 +225,12 @@ def test_control_takes_the_heads_and_the_cpu_off_the_device() -> None:
         if rank == 0:
             there.send_head(filled(10, 1)).wait(Deadline(20))
             there.send_segments([filled(100, 2)]).wait(Deadline(20))
-            assert Waits.take() == (0, 0)
+            assert Waits.take() == 0
             there.send_segments([filled(100, 3, "pydev"), filled(100, 4)]).wait(Deadline(20))
         else:
             there.recv_head(filled(there.window, 0)).wait(Deadline(20))
             there.recv_segments([filled(100, 0)], [False]).wait(Deadline(20))
-            assert Waits.take() == (0, 0)
+            assert Waits.take() == 0
             memory = [there.allocate(100, True, None), there.allocate(100, False, None)]
             there.recv_segments(memory, [True, False]).wait(Deadline(20))
             assert values(memory) == [{3}, {4}]

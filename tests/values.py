@@ -91,7 +91,7 @@ class Box(Generic[T]):
 class Color(enum.Enum):
     RED = 1
     GREEN = "green"
-    CRIMSON = 1
+    CRIMSON = 1  # noqa: PIE796  an alias
 
 
 class Level(enum.IntEnum):
@@ -299,7 +299,14 @@ PLAIN: list[tuple[str, Callable[[], object]]] = [
     ("timezones", lambda: [dt.timezone.utc, dt.timezone(dt.timedelta(hours=2))]),
     ("zones", lambda: [zoneinfo.ZoneInfo("UTC"), dt.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC"))]),
     ("decimals", lambda: [decimal.Decimal(text) for text in ("1.50", "-0", "1E+999", "NaN", "sNaN123", "-Infinity")]),
-    ("uuids", lambda: [uuid.UUID(int=5), uuid.UUID("a8098c1a-f86e-11da-bd1a-00112444be1e"), uuid.UUID("16fd2706-8baf-433b-82eb-8c7fada847da")]),
+    (
+        "uuids",
+        lambda: [
+            uuid.UUID(int=5),
+            uuid.UUID("a8098c1a-f86e-11da-bd1a-00112444be1e"),
+            uuid.UUID("16fd2706-8baf-433b-82eb-8c7fada847da"),
+        ],
+    ),
     (
         "paths",
         lambda: [pathlib.Path("/a/b"), pathlib.PurePosixPath("x"), pathlib.PureWindowsPath("c:\\x"), pathlib.Path()],
@@ -326,7 +333,7 @@ NUMPY: list[tuple[str, Callable[[], object]]] = [
     ),
     (
         "numpy record dtypes",
-        lambda: [np.dtype([("a", "i4"), ("b", "f8", (2,))]), np.dtype({"a": ("i4", 4)}, align=True)],
+        lambda: [np.dtype([("a", "i4"), ("b", "f8", (2,))]), np.dtype([("a", "i1"), ("b", "i4")], align=True)],
     ),
     ("arrays", lambda: [np.arange(6, dtype=np.float32).reshape(2, 3), np.array(5), np.array([], dtype=np.int8)]),
     (
@@ -366,7 +373,7 @@ PICKLED: list[tuple[str, Callable[[], object]]] = [
     ("array in an object", lambda: _of(np.arange(4), lambda a: [Plain(a=a, more=(a, np.ones(3))), a])),
     ("module", lambda: torch.nn.Linear(2, 3)),
     ("state dict", lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).state_dict()),
-    ("defaultdict of a function", lambda: defaultdict(_closure, a=1)),
+    ("defaultdict of a function", lambda: defaultdict(_closure, a=_closure())),
 ]
 
 
@@ -400,7 +407,7 @@ def _overlapping() -> list[torch.Tensor]:
 
 def _coo(coalesced: bool) -> torch.Tensor:
     indices = torch.tensor([[0, 1, 1], [2, 0, 0]])
-    t = torch.sparse_coo_tensor(indices, torch.tensor([3.0, 4.0, 5.0]), (2, 3))
+    t = torch.sparse_coo_tensor(indices, torch.tensor([3.0, 4.0, 5.0]), (2, 3), check_invariants=True)
     return t.coalesce() if coalesced else t
 
 

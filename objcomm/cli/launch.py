@@ -26,7 +26,7 @@ def start_ranks(arguments: Sequence[str]) -> int:
     """Run ``python -m objcomm ARGUMENTS`` in two processes, with the environment that torchrun would give
     them.
 
-    Returns the status of the first that failed, or 0. Neither outlives this call.
+    Returns the status of one that failed, or 0. Neither outlives this call.
     """
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     command = [sys.executable, "-m", "objcomm", *arguments]
@@ -55,16 +55,16 @@ def _environment(rank: int, port: int) -> dict[str, str]:
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
     deadline: float | None = None
-    status = 0
-    while any(process.poll() is None for process in ranks):
-        status = status or next((process.returncode for process in ranks if process.returncode), 0)
-        if status and deadline is None:
+    while True:
+        statuses = [process.poll() for process in ranks]
+        failed = [status for status in statuses if status]
+        if failed and deadline is None:
             deadline = time.monotonic() + _GRACE
-        if deadline is not None and time.monotonic() > deadline:
+        if None not in statuses or (deadline is not None and time.monotonic() > deadline):
             break
         time.sleep(0.05)
-    status = status or next((process.returncode for process in ranks if process.returncode), 0)
-    return status if status >= 0 else 128 - status
+    first = failed[0] if failed else 0
+    return first if first >= 0 else 128 - first
 
 
 def join(timeout: float) -> int:

@@ -12,18 +12,26 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from ..config import Trust
 from ..errors import DecodeError, EncodeError, ObjcommError, TrustError
-from . import instances, opaque, path, registry, skeleton
-from . import layouts as _layouts  # noqa: F401  it registers how tensors travel that are more than memory
+from . import instances, opaque, path, registry
+from . import skeleton as _skeleton
 from .build import Builder
+from .into import Filling
 from .levels import Trouble
 from .memory import Memory, MemoryReader
 from .outline import decoding_error
+from .parts import CLUSTER_HINT
+
+# They register how tensors travel that are more than memory. What is registered later is asked first: what takes any
+# subclass, or refuses any tensor, comes before the rest.
+for _name in ("subclasses", "layouts", "containers"):
+    import_module(f"{__name__}.{_name}")
 
 __all__ = ["SEGMENT_THRESHOLD", "Encoded", "Plan", "encode", "parse"]
 
@@ -74,14 +82,20 @@ def encode(obj: object, *, trust: Trust = "cluster", threshold: int = SEGMENT_TH
         TrustError: trust is restricted, and something would have to be pickled; its path is named.
     """
     try:
-        packed = skeleton.pack(obj, trust, threshold)
+        packed = _skeleton.pack(obj, trust, threshold)
     except Trouble as trouble:
-        raise _located(obj, trouble) from trouble.__cause__
+        located = _located(obj, trouble)
+        raise located from _cause(located, trouble.__cause__)
     except ObjcommError:
         raise
     except Exception as error:
         raise EncodeError(f"the object cannot be encoded: {type(error).__name__}: {error}", path="obj") from error
     return Encoded(packed.skeleton, packed.memory, packed.opaque)
+
+
+def _cause(error: ObjcommError, cause: BaseException | None) -> BaseException | None:
+    """What an error is raised from: it may be its own cause, told where it happened."""
+    return error.__cause__ if cause is error else cause
 
 
 def _located(root: object, trouble: Trouble) -> ObjcommError:
@@ -102,17 +116,18 @@ class Plan:
 
     def __init__(
         self,
-        parsed: skeleton.Parsed,
+        parsed: _skeleton.Parsed,
         entries: list[instances.Resolved],
         memory: MemoryReader | None,
-        segments: int,
+        segments: Sequence[tuple[int, bool]],
         restricted: bool,
     ) -> None:
         self._parsed = parsed
-        self._segments = segments
         self._entries = entries
         self._memory = memory
+        self._segments = segments
         self._restricted = restricted
+        self._filling: Filling | None = None
 
     def targets(self, into: object | None) -> list[torch.Tensor | None]:
         """Memory of ``into`` to receive segments straight into.
@@ -126,7 +141,17 @@ class Plan:
         Raises:
             DecodeError: ``into`` does not match what is received; path, dtypes and shapes are named.
         """
-        return [None] * self._segments
+        if into is None:
+            return [None] * len(self._segments)
+        table = None if self._memory is None else self._memory.table
+        try:
+            self._filling = Filling(self._parsed, self._entries, self._restricted, table, into)
+            return self._filling.targets(self._segments)
+        except ObjcommError:
+            raise
+        except Exception as error:
+            text = f"what is received cannot be compared with into: {path.reason(error)}"
+            raise DecodeError(text) from error
 
     def build(
         self, inline: torch.Tensor, segments: Sequence[torch.Tensor], device: torch.device | None = None
@@ -148,19 +173,22 @@ class Plan:
         gc.disable()
         try:
             if self._parsed.plain:
-                return skeleton.unpack(self._parsed.tree)
+                return _skeleton.unpack(self._parsed.tree)
             leaves = [] if self._memory is None else self._memory.build(inline, segments, device)
+            if self._filling is not None:
+                leaves = self._filling.fill(leaves)
             builder = Builder(self._parsed, self._entries, self._restricted, leaves)
             return builder.build()
         except Exception as error:
-            raise decoding_error(error, self._parsed, builder) from error
+            located = decoding_error(error, self._parsed, builder)
+            raise located from _cause(located, error)
         finally:
             if collecting:
                 gc.enable()
 
 
 def parse(
-    skeleton_: bytes | memoryview,
+    skeleton: bytes | memoryview,
     *,
     inline_bytes: int,
     segments: Sequence[tuple[int, bool]],
@@ -170,7 +198,7 @@ def parse(
     """Look at a received skeleton; nothing is allocated, and in restricted trust nothing imported.
 
     Args:
-        skeleton_: the skeleton.
+        skeleton: the skeleton.
         inline_bytes: size of the inline area that comes with it.
         segments: of each segment its bytes and whether the sender had them on an accelerator.
         trust: what this process allows, whatever the sender claims.
@@ -181,18 +209,18 @@ def parse(
         LimitError: a tensor in it needs more than ``max_bytes``.
         TrustError: trust is restricted, and it holds pickled leaves, code, or classes that may not be built.
     """
-    parsed = skeleton.parse(skeleton_)
+    parsed = _skeleton.parse(skeleton)
     restricted = trust == "restricted"
     if parsed.memory is None and (inline_bytes or segments):
         raise DecodeError("the message has an inline area or segments that its skeleton does not use")
     if restricted and parsed.stream is not None:
-        raise TrustError("the message holds a pickle, and trust is restricted", hint="use cluster trust on both ranks")
+        raise TrustError("the message holds a pickle, and trust is restricted", hint=CLUSTER_HINT)
     for name in parsed.names:
         entry = registry.named(name)
         if entry is None:
             raise DecodeError(f"no composite named {name!r} is registered here", hint="import what registers it")
         if restricted and entry.code:
-            raise TrustError(f"the message holds code ({name}), and trust is restricted", hint="use cluster trust")
+            raise TrustError(f"the message holds code ({name}), and trust is restricted", hint=CLUSTER_HINT)
     try:
         entries = [instances.resolve(entry, restricted=restricted) for entry in parsed.classes]
         memory: Any = None
@@ -202,4 +230,4 @@ def parse(
         raise
     except Exception as error:
         raise DecodeError(f"the skeleton is malformed: {type(error).__name__}: {error}") from error
-    return Plan(parsed, entries, memory, len(segments), restricted)
+    return Plan(parsed, entries, memory, segments, restricted)

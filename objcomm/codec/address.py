@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from math import gcd
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -85,7 +85,7 @@ def words(
     sizes = [extent for extent, _ in jumps]
     strides = [stride // align for _, stride in jumps]
     empty = torch.empty(0, dtype=_WORDS[align], device=storage.device)
-    return empty.set_(storage, offset // align, [*sizes, run // align], [*strides, 1])  # type: ignore[call-overload,no-any-return]
+    return empty.set_(storage, offset // align, [*sizes, run // align], [*strides, 1])
 
 
 def word(address: int, offset: int, jumps: Sequence[tuple[int, int]], run: int) -> int:

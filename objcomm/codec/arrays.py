@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 # By character code, which tells types apart that share a size (long and longlong); by size where one is needed. numpy's
 # own parser takes far more than a sender shall be able to ask for.
-_SIMPLE = re.compile(r"[<>|][?bBhHiIlLqQefdgFDG]|[<>|][SUV][1-9]\d{0,9}|[<>][mM]8(\[\d{0,9}[A-Za-z]{1,7}(/\d{1,9})?\])?")
+_SIMPLE = re.compile(
+    r"[<>|][?bBhHiIlLqQefdgFDG]|[<>|][SUV][1-9]\d{0,9}|[<>][mM]8(\[\d{0,9}[A-Za-z]{1,7}(/\d{1,9})?\])?"
+)
 _ORDER = "<" if sys.byteorder == "little" else ">"
 _MAX_NESTING = 16
 _ALIGNED, _RECORD = 1, 2
@@ -141,7 +143,7 @@ def dtype_from(spec: Any, depth: int = 0) -> np.dtype[Any]:
         if any(title is not None for _, title, _, _ in fields):
             layout["titles"] = [title for _, title, _, _ in fields]
         dtype: Any = np.dtype(layout, align=bool(flags & _ALIGNED))
-        return np.dtype((np.record, dtype)) if flags & _RECORD else dtype  # type: ignore[no-any-return]
+        return np.dtype((np.record, dtype)) if flags & _RECORD else dtype
     except (ValueError, TypeError, OverflowError) as error:
         raise DecodeError(f"the message describes a dtype of numpy wrongly: {error}") from None
 
@@ -175,21 +177,25 @@ def over(form: Form, memory: torch.Tensor, offset: int) -> np.ndarray[Any, Any]:
     """An array over bytes of the CPU; ``offset`` is where its lowest byte is."""
     import numpy as np
 
-    return np.ndarray(tuple(form.shape), form.dtype, memory.numpy(), offset + form.lead, tuple(form.strides))
+    array: np.ndarray[Any, Any] = np.ndarray(
+        tuple(form.shape), form.dtype, memory.numpy(), offset + form.lead, tuple(form.strides)
+    )
+    return array
 
 
 def fresh(form: Form, memory: torch.Tensor) -> np.ndarray[Any, Any]:
     """An array with memory of its own, filled with the bytes of its hull."""
     import numpy as np
 
-    if not form.hull:
-        return np.ndarray(tuple(form.shape), form.dtype, b"", 0, tuple(form.strides))
-    if not form.natural:
-        own = np.ndarray(form.hull, np.uint8)
-        own[:] = memory.numpy()
-        return np.ndarray(tuple(form.shape), form.dtype, own, form.lead, tuple(form.strides))
-    array: np.ndarray[Any, Any] = np.ndarray(tuple(form.shape), form.dtype)
-    array.reshape(-1).view(np.uint8)[:] = memory.numpy()
+    array: np.ndarray[Any, Any]
+    if form.natural:
+        array = np.ndarray(tuple(form.shape), form.dtype)
+        if form.hull:
+            array.reshape(-1).view(np.uint8)[:] = memory.numpy()
+        return array
+    own = np.ndarray(max(form.hull, 1), np.uint8)
+    own[: form.hull] = memory.numpy()
+    array = np.ndarray(tuple(form.shape), form.dtype, own, form.lead, tuple(form.strides))
     return array
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
@@ -40,11 +41,10 @@ class Builder:
         self._entries = [entry.value for entry in entries]
         self._memory = memory
         self._marks = _RESTRICTED_MARKS if restricted else _MARKS
-        self._pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None
-        if restricted and entries:
-            check = _KeyCheck(entry.cls for entry in entries)
-            if check:
-                self._marks, self._pairs = _guarded_marks(check), check.pairs
+        self._kinds = frozenset(entry.cls for entry in entries) if restricted else frozenset()
+        self._check = _KeyCheck(self._kinds)
+        if self._check:
+            self._marks = _guarded_marks(self._check)
         self._open_marks = 0
         self._define: Callable[[list[Any]], Any] = self._define_composite
         self.composites: list[Any] = []
@@ -62,11 +62,15 @@ class Builder:
             buffers = [self._memory[index] for index in stream.buffers]
             opaque.load(self._memory[stream.at], buffers, self._out_of_band, stream.leaves, self.opaque)
         self.restart()
-        root = self.unpack(parsed.tree)
-        return root[-1] if parsed.definitions else root
+        tree = self.unpack(parsed.tree)
+        if not parsed.definitions:
+            return tree
+        if type(tree) is not list or not len(tree) - 1 == len(self.shared) == parsed.definitions:
+            raise DecodeError("the message does not define all of its shared parts")
+        return tree[-1]
 
     def unpack(self, blob: memoryview) -> Any:
-        obj = skeleton.unpack(blob, self.leaf, self.array, self._pairs)
+        obj = skeleton.unpack(blob, self.leaf, self.array, self._check.pairs if self._check else None)
         if self._open_marks:
             raise DecodeError("a mark of the skeleton is not the first item of an array")
         return obj
@@ -130,11 +134,16 @@ class Builder:
                 return mark.rebuild(items)
         return items
 
+    def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        return self._check.pairs(pairs)
+
     def _define_composite(self, items: list[Any]) -> None:
         name = self._parsed.names[len(self.composites)]
         entry = registry.named(name)
         if entry is None:
             raise DecodeError(f"no composite named {name!r} is registered here")
+        if self._kinds and not entry.instances:
+            _refuse_instances(items, self._kinds, name)
         self.composites.append(entry.rebuild(items[1:]))
 
     def _define_shared(self, items: list[Any]) -> None:
@@ -194,6 +203,17 @@ class _KeyCheck:
             return rebuild(items)
 
         return guarded
+
+
+def _refuse_instances(part: Any, kinds: frozenset[type], name: str) -> None:
+    """What builds a composite may ask its parts for a length, an index, an order: no class shall answer with code."""
+    if type(part) in kinds:
+        raise TrustError(f"an instance of {type(part).__qualname__} is part of a composite ({name})")
+    if isinstance(part, dict):
+        part = [*part.keys(), *part.values()]
+    if isinstance(part, (list, tuple, set, frozenset, deque)):
+        for item in part:
+            _refuse_instances(item, kinds, name)
 
 
 # Of the lists that hash: how far apart their keys are, and where the first is.

@@ -85,7 +85,8 @@ _layouts: WeakKeyDictionary[type, Layout | None] = WeakKeyDictionary()
 
 def layout(cls: type) -> Layout | None:
     """The layout of a class whose instances travel by reference and values, or None."""
-    if type(cls) not in _METACLASSES:
+    # What a name stands for, and who reduces instances, may change at any time; the class itself does not.
+    if type(cls) not in _METACLASSES or cls in copyreg.dispatch_table or not resolves(cls):
         return None
     try:
         return _layouts[cls]
@@ -95,8 +96,6 @@ def layout(cls: type) -> Layout | None:
 
 
 def _find_layout(cls: type) -> Layout | None:
-    if cls in copyreg.dispatch_table or not resolves(cls):
-        return None
     if issubclass(cls, enum.Enum):
         return Layout(cls, "flag" if issubclass(cls, enum.Flag) else "enum")
     own = [base for base in _mro_of(cls) if base not in _BASES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,26 +13,29 @@ from .ordinary import Ordinary
 from .tensors import dispatch_names
 
 
-def kind(
-    name: str,
-    matches: Callable[[Any], bool],
-    flatten: Callable[[Any], Sequence[Any]],
-    rebuild: Callable[[list[Any]], Any],
-    *,
-    code: bool = False,
-    base: type = torch.Tensor,
-) -> None:
-    """Register a kind of tensor. Whatever the caller has switched on, it is taken apart and built in a quiet thread."""
+class Kind(NamedTuple):
+    """A kind of tensor; the fields are those of ``registry.register``, the name without its prefix."""
 
-    def flatten_quietly(obj: Any) -> Sequence[Any]:
+    name: str
+    matches: Callable[[Any], bool]
+    flatten: Callable[[Any], Sequence[Any]]
+    rebuild: Callable[[list[Any]], Any]
+    code: bool = False
+    base: type = torch.Tensor
+
+
+def register(kind: Kind) -> None:
+    """Register a kind. Whatever the caller has switched on, it is taken apart and built in a quiet thread."""
+
+    def flatten(obj: Any) -> Sequence[Any]:
         with Ordinary():
-            return flatten(obj)
+            return kind.flatten(obj)
 
-    def rebuild_quietly(parts: list[Any]) -> Any:
+    def rebuild(parts: list[Any]) -> Any:
         with Ordinary():
-            return rebuild(parts)
+            return kind.rebuild(parts)
 
-    registry.register(f"tensor.{name}", matches, flatten_quietly, rebuild_quietly, code, base=base)
+    registry.register(f"tensor.{kind.name}", kind.matches, flatten, rebuild, kind.code, base=kind.base)
 
 
 def answers_to(obj: Any, names: str) -> bool:

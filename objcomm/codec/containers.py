@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .composites import answers_to, boolean, kind, requiring, tensor_part
+from .composites import Kind, answers_to, boolean, requiring, tensor_part
 
 _torch: Any = torch
 
@@ -67,15 +67,15 @@ def _nested(obj: Any) -> list[Any]:
 
 def _from_nested(parts: list[Any]) -> Any:
     values, sizes, strides, offsets, requires_grad = parts
-    if not tensor_part(offsets).numel() and tensor_part(sizes).dim() == 0:
-        # What torch makes of no tensors at all.
-        sizes, strides = sizes.new_empty(0, 0), tensor_part(strides).new_empty(0, 0)
+    if not tensor_part(offsets).numel():
+        empty = torch.nested.nested_tensor([], dtype=tensor_part(values).dtype, device=values.device)
+        return requiring(empty, requires_grad)
     if not _are_indices((sizes, 2), (strides, 2), (offsets, 1)) or strides.shape != sizes.shape:
         raise ValueError("a nested tensor with malformed sizes")
     if len(offsets) != len(sizes) or tensor_part(values).dim() != 1:
         raise ValueError("a nested tensor with malformed offsets")
-    for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist()):
-        reach = offset + sum((extent - 1) * step for extent, step in zip(size, stride))
+    for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
+        reach = offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
         if min([offset, *size, *stride]) < 0 or (0 not in size and reach >= values.numel()):
             raise ValueError("a nested tensor reaches beyond its values")
     return requiring(_torch._nested_view_from_buffer(values, sizes, strides, offsets), requires_grad)
@@ -148,9 +148,11 @@ def _masked(obj: Any) -> list[Any]:
     return [obj._masked_data.detach(), obj._masked_mask.detach(), obj.requires_grad]
 
 
-kind("sparse_coo", lambda obj: _is_layout(obj, torch.sparse_coo), _coordinates, _from_coordinates)
-kind("sparse_compressed", lambda obj: _is_layout(obj, *_COMPRESSED), _compressed, _from_compressed)
-kind("mkldnn", lambda obj: _is_layout(obj, _torch._mkldnn), lambda obj: [obj.to_dense()], _from_dense)
-kind("nested", lambda obj: answers_to(obj, r"NestedTensor\w+"), _nested, _from_nested)
-kind("jagged", _is_jagged, _jagged, _from_jagged)
-kind("masked", _is_masked, _masked, _from_masked)
+KINDS = (
+    Kind("sparse_coo", lambda obj: _is_layout(obj, torch.sparse_coo), _coordinates, _from_coordinates),
+    Kind("sparse_compressed", lambda obj: _is_layout(obj, *_COMPRESSED), _compressed, _from_compressed),
+    Kind("mkldnn", lambda obj: _is_layout(obj, _torch._mkldnn), lambda obj: [obj.to_dense()], _from_dense),
+    Kind("nested", lambda obj: answers_to(obj, r"NestedTensor\w+"), _nested, _from_nested),
+    Kind("jagged", _is_jagged, _jagged, _from_jagged),
+    Kind("masked", _is_masked, _masked, _from_masked),
+)

@@ -98,7 +98,7 @@ class Form:
 
     def _measure(self, strides: Sequence[int]) -> None:
         hull = shown = self.itemsize
-        for extent, stride in zip(self.shape, strides):
+        for extent, stride in zip(self.shape, strides, strict=True):
             hull += (extent - 1) * abs(stride)
             if stride < 0:
                 self.lead -= (extent - 1) * stride
@@ -117,7 +117,7 @@ class Form:
             and whether no byte can be shown by two elements, those of a stride of 0 aside.
         """
         if self._axes is None:
-            steps = sorted((abs(s), n) for n, s in zip(self.shape, self.strides) if n > 1 and s)
+            steps = sorted((abs(s), n) for n, s in zip(self.shape, self.strides, strict=True) if n > 1 and s)
             run = reach = self.itemsize
             apart = True
             jumps: list[tuple[int, int]] = []

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from ..errors import EncodeError
+from . import containers, subclasses
 from .address import words
-from .composites import answers_to, boolean, kind, requiring, tensor_part
+from .composites import Kind, answers_to, boolean, register, requiring, tensor_part
 from .tensors import current_accelerator, on_accelerator
 
 _C: Any = torch._C
 _torch: Any = torch
+_nn: Any = torch.nn
 
 _TENSOR = torch.Tensor
 _QUANTIZED = {torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: torch.int32}
@@ -90,7 +92,7 @@ def _quantized(obj: Any) -> list[Any]:
     plain = _QUANTIZED.get(obj.dtype)
     if plain is not None:
         memory = torch.empty(0, dtype=plain, device=obj.device)
-        memory.set_(storage, obj.storage_offset(), obj.shape, obj.stride())  # type: ignore[call-overload]
+        memory.set_(storage, obj.storage_offset(), obj.shape, obj.stride())
     elif obj.is_contiguous() and obj.storage_offset() == 0:
         memory = words(storage, 0, (), storage.nbytes(), 1)
     else:
@@ -147,23 +149,31 @@ def _from_nothing(parts: list[Any]) -> Any:
     if on_accelerator(device) and device.type != "meta":
         device = current_accelerator()
     if boolean(parameter):
-        return torch.nn.UninitializedParameter(boolean(requires_grad), device, dtype)
-    return torch.nn.UninitializedBuffer(boolean(requires_grad), device, dtype, boolean(persistent))
+        return _nn.UninitializedParameter(boolean(requires_grad), device, dtype)
+    return _nn.UninitializedBuffer(boolean(requires_grad), device, dtype, boolean(persistent))
 
 
 _OWN = (torch.Tensor, torch.nn.Parameter)
 _EMPTY = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 
-kind(
-    "parameter",
-    lambda obj: type(obj) is torch.nn.Parameter and not obj.__dict__,
-    lambda obj: [obj.detach(), obj.requires_grad],
-    _from_parameter,
+KINDS = (
+    Kind(
+        "parameter",
+        lambda obj: type(obj) is torch.nn.Parameter and not obj.__dict__,
+        lambda obj: [obj.detach(), obj.requires_grad],
+        _from_parameter,
+    ),
+    Kind("attributes", lambda obj: type(obj) in _OWN and bool(obj.__dict__), _with_attributes, _from_attributes),
+    Kind("bits", lambda obj: answers_to(obj, "Conjugate|Negative"), _without_bits, _from_bits),
+    Kind(
+        "zero", lambda obj: answers_to(obj, "ZeroTensor"), lambda obj: [obj.clone()], lambda parts: tensor_part(*parts)
+    ),
+    Kind("meta", lambda obj: answers_to(obj, "Meta"), _meta, _from_meta),
+    Kind("quantized", lambda obj: answers_to(obj, r"Quantized\w+"), _quantized, _from_quantized),
+    Kind("uninitialized", lambda obj: type(obj) in _EMPTY, _without_memory, _from_nothing),
+    Kind("storage", lambda obj: type(obj) is torch.UntypedStorage, _bytes_of, _from_bytes, base=torch.UntypedStorage),
 )
-kind("attributes", lambda obj: type(obj) in _OWN and bool(obj.__dict__), _with_attributes, _from_attributes)
-kind("bits", lambda obj: answers_to(obj, "Conjugate|Negative"), _without_bits, _from_bits)
-kind("zero", lambda obj: answers_to(obj, "ZeroTensor"), lambda obj: [obj.clone()], lambda parts: tensor_part(*parts))
-kind("meta", lambda obj: answers_to(obj, "Meta"), _meta, _from_meta)
-kind("quantized", lambda obj: answers_to(obj, r"Quantized\w+"), _quantized, _from_quantized)
-kind("uninitialized", lambda obj: type(obj) in _EMPTY, _without_memory, _from_nothing)
-kind("storage", lambda obj: type(obj) is torch.UntypedStorage, _bytes_of, _from_bytes, base=torch.UntypedStorage)
+
+# What is registered later is asked first: those that take any subclass, or refuse any tensor, come before the others.
+for _kind in (*subclasses.KINDS, *containers.KINDS, *KINDS):
+    register(_kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from .placing import Places
 
 # Storage of torch starts at a multiple of 64; what uses wide instructions on it relies on no more than this.
 _ALIGN = 16
+
+# torch's stubs say that it returns nothing.
+_split: Callable[[torch.Tensor, list[int]], Sequence[torch.Tensor]] = torch.split_with_sizes_copy  # type: ignore[assignment]
 
 # From here on raw bytes are handed out without a copy, which takes numpy.
 _LARGE = 1 << 16
@@ -37,9 +40,7 @@ class MemoryReader:
         LimitError: the leaves need more than ``max_bytes``.
     """
 
-    def __init__(
-        self, table: Any, *, inline_bytes: int, segments: Sequence[tuple[int, bool]], max_bytes: int
-    ) -> None:
+    def __init__(self, table: Any, *, inline_bytes: int, segments: Sequence[tuple[int, bool]], max_bytes: int) -> None:
         self.table = Table(table, inline_bytes=inline_bytes, segments=segments, max_bytes=max_bytes)
         self._sizes = [inline_bytes, *(nbytes for nbytes, _ in segments)]
 
@@ -74,7 +75,7 @@ class _Builder:
         table = self._table
         if inline.numel():
             self._area(_Block(inline, self._device), table.inline)
-        for segment, contents in zip(segments, table.segments):
+        for segment, contents in zip(segments, table.segments, strict=True):
             block = _Block(segment, self._device)
             if isinstance(contents, Places):
                 self._area(block, contents)
@@ -100,13 +101,13 @@ class _Builder:
         together = block.typed(dtype)
         sizes = [forms[buffer].hull // dtype.itemsize for buffer in buffers]
         parts: Sequence[torch.Tensor]
-        if together.device.type == "cpu":
-            parts = torch.split_with_sizes_copy(together, sizes)
-        else:
-            # Accelerators have one kernel for all of them, but only where the results exist already.
+        if tensors.on_accelerator(together.device):
+            # There is one kernel for all of them, but only where the results exist already.
             parts = [together.new_empty(size) for size in sizes]
             torch.split_with_sizes_copy(together, sizes, out=parts)
-        for buffer, part in zip(buffers, parts):
+        else:
+            parts = _split(together, sizes)
+        for buffer, part in zip(buffers, parts, strict=True):
             form = forms[buffer]
             if len(form.shape) != 1:
                 part.resize_(form.shape)
@@ -156,7 +157,7 @@ class _Builder:
         packed = block.bytes()
         shared = packed.new_zeros(cluster.extent)
         starts, _ = packed_places(forms)
-        for form, start, (_, offset) in zip(forms, starts, cluster.members):
+        for form, start, (_, offset) in zip(forms, starts, cluster.members, strict=True):
             jumps, run, _ = form.axes
             target = words(shared.untyped_storage(), offset, jumps, run, word(0, offset, jumps, run))
             source = words(packed.untyped_storage(), start, (), form.shown, target.element_size())
@@ -184,21 +185,36 @@ class _Block:
 
     Args:
         flat: the bytes.
-        device: where tensors shall be, None for where the bytes are. All parts of a block move there at once.
+        device: where tensors shall be, None for where the bytes are.
+        whole, start: what this is a part of, and from where on.
     """
 
-    __slots__ = ("_flat", "_home", "_storage")
+    __slots__ = ("_device", "_flat", "_moved", "_start", "_storage", "_whole")
 
-    def __init__(self, flat: torch.Tensor, device: torch.device | None) -> None:
+    def __init__(
+        self, flat: torch.Tensor, device: torch.device | None, whole: _Block | None = None, start: int = 0
+    ) -> None:
         self._flat = flat
-        self._home = flat if device is None else flat.to(device)
+        self._device = device
+        self._whole = whole
+        self._start = start
+        self._moved: torch.Tensor | None = None
         self._storage: torch.UntypedStorage | None = None
 
     def part(self, start: int, end: int) -> _Block:
-        part = _Block(self._flat[start:end], None)
-        if self._home is not self._flat:
-            part._home = self._home[start:end]
-        return part
+        return _Block(self._flat[start:end], self._device, self, start)
+
+    @property
+    def _home(self) -> torch.Tensor:
+        """The bytes where tensors shall be. They move there at most once, and all parts of a block together."""
+        if self._device is None:
+            return self._flat
+        if self._moved is None:
+            if self._whole is not None:
+                self._moved = self._whole._home[self._start : self._start + self._flat.numel()]
+            else:
+                self._moved = self._flat.to(self._device)
+        return self._moved
 
     def address(self) -> int | None:
         """Where the bytes are, if tensors over them shall be on the CPU too."""
@@ -211,7 +227,7 @@ class _Block:
             home = home.clone()
         count, first = home.numel() // dtype.itemsize, home.storage_offset() // dtype.itemsize
         empty = torch.empty(0, dtype=dtype, device=home.device)
-        return empty.set_(home.untyped_storage(), first, (count,), (1,))  # type: ignore[call-overload,no-any-return]
+        return empty.set_(home.untyped_storage(), first, (count,), (1,))
 
     def storage(self) -> torch.UntypedStorage:
         """Memory that holds these bytes and no others.
@@ -228,7 +244,7 @@ class _Block:
                 if size < TINY or tensors.on_accelerator(home.device):
                     whole = home.clone().untyped_storage()
                 else:
-                    whole = whole[first : first + size]  # type: ignore[assignment]
+                    whole = whole[first : first + size]
             self._storage = whole
         return self._storage
 
@@ -247,7 +263,8 @@ class _Block:
         flat = self._flat.to("cpu")
         if flat.numel() >= _LARGE:
             try:
-                return memoryview(flat.numpy())
+                bytes_: Any = flat.numpy()
+                return memoryview(bytes_)
             except RuntimeError:
                 pass  # torch finds no numpy
         return memoryview(bytearray(view_at(flat.data_ptr(), flat.numel())))

@@ -41,9 +41,7 @@ class Table:
         LimitError: it asks for more memory than ``max_bytes``.
     """
 
-    def __init__(
-        self, table: Any, *, inline_bytes: int, segments: Sequence[tuple[int, bool]], max_bytes: int
-    ) -> None:
+    def __init__(self, table: Any, *, inline_bytes: int, segments: Sequence[tuple[int, bool]], max_bytes: int) -> None:
         kinds, leaves, clusters, owners = _list(table, 4)
         forms = [_read_form(form) for form in _list(kinds)]
         _check_numbers(leaves, len(forms))
@@ -58,7 +56,7 @@ class Table:
         self.segments: list[int | Places] = []
         if len(_list(owners)) != len(segments):
             raise DecodeError(f"the table describes {len(owners)} segments, the message has {len(segments)}")
-        for owner, (nbytes, _) in zip(owners, segments):
+        for owner, (nbytes, _) in zip(owners, segments, strict=True):
             self.segments.append(_read_segment(owner, nbytes, rest))
         self.inline = Places((buffer, nbytes, group) for buffer, (nbytes, group) in rest.items())
         if self.inline.nbytes != inline_bytes:
@@ -71,7 +69,7 @@ class Table:
         extent, scattered, *flat = numbers
         if not 0 < extent < _LARGEST:
             raise DecodeError(f"the table holds a cluster of {extent} bytes")
-        members = tuple(zip(flat[::2], flat[1::2]))
+        members = tuple(zip(flat[::2], flat[1::2], strict=True))
         for leaf, offset in members:
             if leaf >= len(self.forms) or leaf in taken:
                 raise DecodeError(f"leaf {leaf} does not exist or is in two clusters")
@@ -103,9 +101,7 @@ class Table:
         forms = self.forms
         if in_cluster:
             buffers = {
-                leaf: (form.hull, form.group)
-                for leaf, form in enumerate(forms)
-                if form.hull and leaf not in in_cluster
+                leaf: (form.hull, form.group) for leaf, form in enumerate(forms) if form.hull and leaf not in in_cluster
             }
         else:
             buffers = {leaf: (form.hull, form.group) for leaf, form in enumerate(forms) if form.hull}

@@ -20,12 +20,18 @@ from ..errors import DecodeError, EncodeError
 from . import registry
 from .classes import resolves
 from .levels import Trouble
-from .parts import refusal_of_memoryview
+from .parts import MEMORYVIEW_HINT
 from .path import describe
 from .scan import Scan
 
 # Never out of band, and most of what a pickler meets.
 _COMMON = frozenset((str, int, float, bool, type(None), tuple, list, dict, bytes, set, type, types.FunctionType))
+
+# What cloudpickle would make something else of.
+_CHANGED: dict[type, str] = {
+    memoryview: MEMORYVIEW_HINT,
+    io.TextIOWrapper: "send its name or its content",
+}
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -42,8 +48,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is types.FunctionType or issubclass(kind, type):
             # A string means: by reference. cloudpickle would send what __main__ defines by value.
             return obj.__qualname__ if _goes_by_reference(obj) else super().reducer_override(obj)
-        if kind is memoryview:
-            raise refusal_of_memoryview()  # cloudpickle would make bytes of it
+        hint = _CHANGED.get(kind)
+        if hint is not None and obj not in (sys.stdout, sys.stderr):
+            raise EncodeError(f"{describe(obj)} cannot be sent", hint=hint)
         parts = self._scan.in_stream(obj)
         if parts is not None:
             if id(obj) in self._reduced:  # a second time, so it is not finished: it would be built from half of itself

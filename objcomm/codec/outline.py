@@ -92,7 +92,7 @@ class _Outline:
             if type(node) is _Leaf:
                 return self._builder.leaf(node.code, node.data)
             if type(node) is _Pairs:
-                return {built[id(key)]: built[id(value)] for key, value in node}
+                return self._builder.pairs([(built[id(key)], built[id(value)]) for key, value in node])
             if type(node) is list:
                 items = [built[id(child)] if id(child) in built else self._build(child, path) for child in node]
                 return self._builder.array(items)

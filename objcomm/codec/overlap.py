@@ -99,6 +99,16 @@ def clusters_of(spans: list[Span]) -> list[Cluster]:
     return found
 
 
+def sharing_of(spans: list[Span]) -> list[list[Span]]:
+    """The sets of two and more leaves that may have bytes in common."""
+    parts = [
+        part
+        for group in _touching(spans)
+        for part in _separate([_Steps(span, span.low, _steps(span.form)) for span in group])
+    ]
+    return [group for part in parts for group in _touching(part)]
+
+
 _T = TypeVar("_T", bound="Span | _Steps")
 
 
@@ -167,8 +177,8 @@ class _Steps:
 
 
 def _steps(form: Form) -> tuple[tuple[int, int], ...]:
-    pairs = ((abs(stride), extent) for extent, stride in zip(form.shape, form.strides) if extent > 1 and stride)
-    return tuple(sorted(pairs, reverse=True))
+    pairs = zip(form.strides, form.shape, strict=True)
+    return tuple(sorted(((abs(stride), extent) for stride, extent in pairs if extent > 1 and stride), reverse=True))
 
 
 def _reduce(group: list[_Steps]) -> tuple[int, int, list[_Steps]] | None:
@@ -224,7 +234,7 @@ def _compare_runs(group: list[Span]) -> list[list[Span]]:
     for pair in pairs.tolist():
         one, other = root[pair // len(group)], root[pair % len(group)]
         root = [one if each == other else each for each in root]
-    return [[span for span, each in zip(group, root) if each == which] for which in sorted(set(root))]
+    return [[span for span, each in zip(group, root, strict=True) if each == which] for which in sorted(set(root))]
 
 
 # -- making the gaps smaller that all members leave --------------------------------------------------------------------
@@ -239,7 +249,7 @@ def _squeezed(group: list[Span]) -> Cluster | None:
         return None
     forms: dict[int, Form] = {}
     extent = 0
-    for span, low in zip(group, lows):
+    for span, low in zip(group, lows, strict=True):
         form = span.form
         strides = [
             0 if not stride else shorter.get(abs(stride), form.itemsize) * (1 if stride > 0 else -1)
@@ -251,7 +261,7 @@ def _squeezed(group: list[Span]) -> Cluster | None:
             return None
     if extent > sum(span.form.shown for span in group):
         return None
-    return Cluster([(span.leaf, low) for span, low in zip(group, lows)], extent, forms=forms)
+    return Cluster([(span.leaf, low) for span, low in zip(group, lows, strict=True)], extent, forms=forms)
 
 
 def _squeeze(group: list[_Steps], align: int, shorter: dict[int, int]) -> list[int] | None:
@@ -267,9 +277,9 @@ def _squeeze(group: list[_Steps], align: int, shorter: dict[int, int]) -> list[i
     if places is None:
         return None
     size = 0
-    for each, place in zip(inside, places):
+    for each, place in zip(inside, places, strict=True):
         reach = sum((extent - 1) * shorter[inner] for inner, extent in each.steps)
         size = max(size, place + each.span.form.itemsize + reach)
     shorter[stride] = -(-size // align) * align
     numbers: list[Any] = [(each.low - base) // stride for each in group]
-    return [(number - min(numbers)) * shorter[stride] + place for number, place in zip(numbers, places)]
+    return [(number - min(numbers)) * shorter[stride] + place for number, place in zip(numbers, places, strict=True)]

@@ -23,6 +23,9 @@ Handler = Callable[[Any], "Part | None"]
 # msgpack packs these as something else without a word, whatever strict_types says.
 _MISTAKEN = frozenset((bytearray, memoryview, ExtType, Timestamp))
 
+CLUSTER_HINT = "use cluster trust on both ranks"
+MEMORYVIEW_HINT = "send bytes(view), or an array or tensor over its memory"
+
 
 class NeedsPickle(Exception):
     """Part of a composite can only be pickled, so the composite has to go into the stream as well."""
@@ -113,7 +116,7 @@ class Parts:
         if self.restricted:
             raise TrustError(
                 f"{describe(obj)} would have to be pickled, and trust is restricted",
-                hint="send it as plain values, a dataclass or tensors, or use cluster trust on both ranks",
+                hint=f"send it as plain values, a dataclass or tensors, or {CLUSTER_HINT}",
             )
         if self._no_pickle:
             raise NeedsPickle
@@ -162,7 +165,7 @@ class Parts:
 
     def _composite(self, obj: Any, entry: registry.Entry) -> Part:
         if entry.code and self.restricted:
-            raise TrustError(f"{describe(obj)} holds code, and trust is restricted", hint="use cluster trust")
+            raise TrustError(f"{describe(obj)} holds code, and trust is restricted", hint=CLUSTER_HINT)
         key = id(obj)
         if key in self._open:
             raise NeedsPickle
@@ -226,9 +229,5 @@ def _is_memory(kind: type) -> bool:
     return issubclass(kind, torch.Tensor) or (np is not None and kind is np.ndarray)
 
 
-def refusal_of_memoryview() -> EncodeError:
-    return EncodeError("a memoryview cannot be sent", hint="send bytes(view), or an array or tensor over its memory")
-
-
 def _refuse_memoryview(obj: memoryview) -> Part:
-    raise refusal_of_memoryview()
+    raise EncodeError(f"{describe(obj)} cannot be sent", hint=MEMORYVIEW_HINT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -50,6 +50,8 @@ def children(obj: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{show(key)}]", value
             if not _is(type(key), _SCALARS):
                 yield f".key({show(key)})", key
+        if issubclass(kind, defaultdict):
+            yield ".default_factory", obj.default_factory
     elif issubclass(kind, tuple):
         layout = classes.layout(kind)
         names = () if layout is None else layout.fields

@@ -7,6 +7,7 @@ the dtypes' codes, each group at a multiple of 64; then everything else in its o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 ALIGN = 64
 
@@ -52,4 +53,4 @@ class Places:
     def gaps(self) -> list[tuple[int, int]]:
         """The stretches between buffers."""
         spans = [(start, end) for _, start, end, _ in self.groups] + [(start, end) for start, end, _ in self.singles]
-        return [(before[1], after[0]) for before, after in zip(spans, spans[1:]) if before[1] < after[0]]
+        return [(before[1], after[0]) for before, after in pairwise(spans) if before[1] < after[0]]

@@ -24,6 +24,7 @@ class Entry:
     rebuild: Callable[[list[Any]], Any]
     code: bool
     base: type
+    instances: bool
 
 
 _entries: dict[str, Entry] = {}
@@ -38,6 +39,7 @@ def register(
     code: bool = False,
     *,
     base: type = object,
+    instances: bool = False,
 ) -> None:
     """Make a kind of object travel as its parts instead of as a pickle.
 
@@ -52,6 +54,7 @@ def register(
             validates them, and an exception becomes a :class:`DecodeError`.
         code: the parts hold code (an archive of a lowered module, say): restricted trust refuses it on both ends.
         base: only objects whose type derives from it are asked about.
+        instances: ``rebuild`` runs nothing of its parts, so restricted trust may hand it dataclasses and namedtuples.
 
     Raises:
         UsageError: the name is taken by another kind.
@@ -67,7 +70,7 @@ def register(
     >>> unregister("example.Fraction")
     """
     known = _entries.get(name)
-    entry = Entry(name, matches, flatten, rebuild, code, base)
+    entry = Entry(name, matches, flatten, rebuild, code, base, instances)
     if known is not None and known != entry:
         raise UsageError(f"a composite named {name!r} is registered already")
     _entries[name] = entry

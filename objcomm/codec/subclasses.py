@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import EncodeError
-from . import registry
-from .composites import kind, tensor_part
+from .composites import Kind, tensor_part
 from .tensors import dispatch_names, is_memory, memory_of
 
 _BASES = (torch.Tensor, torch.nn.Parameter)
@@ -160,8 +159,10 @@ def _never(parts: list[Any]) -> Any:
     raise ValueError("no tensor travels as this")
 
 
-registry.register("tensor.refused", lambda obj: True, _refuse, _never, base=torch.Tensor)
-kind("dressed", _is_dressed, _undressed, _from_memory, code=True)
-kind("memory", _has_memory, _with_memory, _from_memory, code=True)
-kind("reduced", _reduces_itself, _reduced, _from_reduced, code=True)
-kind("wrapper", _is_wrapper, _wrapped, _from_wrapped, code=True)
+KINDS = (
+    Kind("refused", lambda obj: True, _refuse, _never),
+    Kind("dressed", _is_dressed, _undressed, _from_memory, code=True),
+    Kind("memory", _has_memory, _with_memory, _from_memory, code=True),
+    Kind("reduced", _reduces_itself, _reduced, _from_reduced, code=True),
+    Kind("wrapper", _is_wrapper, _wrapped, _from_wrapped, code=True),
+)

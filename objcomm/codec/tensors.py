@@ -114,14 +114,14 @@ def over(form: Form, storage: torch.UntypedStorage, offset: int) -> torch.Tensor
     itemsize = form.itemsize
     tensor = torch.empty(0, dtype=form.dtype, device=storage.device)
     strides = [stride // itemsize for stride in form.strides]
-    return tensor.set_(storage, offset // itemsize, form.shape, strides)  # type: ignore[call-overload,no-any-return]
+    return tensor.set_(storage, offset // itemsize, form.shape, strides)
 
 
 def memory_of(obj: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor of any class, as a plain tensor."""
     plain = torch.empty(0, dtype=obj.dtype, device=obj.device)
     storage = obj.untyped_storage()
-    return plain.set_(storage, obj.storage_offset(), obj.size(), obj.stride())  # type: ignore[call-overload,no-any-return]
+    return plain.set_(storage, obj.storage_offset(), obj.size(), obj.stride())
 
 
 def view(form: Form, base: torch.Tensor, offset: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ class Pending(Protocol):
 
 
 class Link(Protocol):
-    """Everything between this rank and one peer of one group. Bytes arrive in the order in which they are posted.
+    """Everything between this rank and one peer of one group. Bytes arrive in the order of posting.
 
     Attributes:
         rank, peer: global ranks.
@@ -39,8 +39,8 @@ class Link(Protocol):
         timeout: the group's, in seconds.
         store: the group's.
         alive: the group has not been destroyed.
-        can_say_goodbye: a small head that is posted goes out at once if the peer waits for one, though nobody here
-            waits for it to go.
+        can_say_goodbye: a small head that is posted goes out at once if the peer waits for one, though nobody
+            here waits for it to go.
     """
 
     @property
@@ -64,7 +64,7 @@ class Link(Protocol):
         """Post a send of ``tensor``, flat uint8 on the CPU: the window or the rest of a head."""
 
     def recv_head(self, tensor: torch.Tensor) -> Pending:
-        """Post a receive into ``tensor``, flat uint8 on the CPU; it may be longer than what comes unless ``exact``."""
+        """Post a receive into ``tensor``, flat uint8 on the CPU; unless ``exact``, less may come."""
 
     def send_segments(self, tensors: Sequence[torch.Tensor]) -> Pending:
         """Post sends of flat uint8 tensors, wherever they live, in this order."""
@@ -72,11 +72,14 @@ class Link(Protocol):
     def recv_segments(self, tensors: Sequence[torch.Tensor], accelerator: Sequence[bool]) -> Pending:
         """Post receives into flat uint8 tensors of exactly the sizes sent, wherever they live.
 
-        ``accelerator`` says of each whether the *sender's* memory is on an accelerator: it decides which way it comes.
+        ``accelerator`` says of each whether the *sender's* memory is on an accelerator: it decides which way
+        it comes.
         """
 
     def allocate(self, nbytes: int, accelerator: bool, device: torch.device | None) -> torch.Tensor:
-        """Flat uint8 memory on ``device``; by default on the CPU, or on this rank's accelerator if the sender's is on one."""
+        """Flat uint8 memory on ``device``; if that is ``None``, on the CPU, or on this rank's accelerator if
+        the sender's memory is on one (``accelerator``).
+        """
 
     def close(self) -> None:
         """Make every transfer of this link fail, on both ends where the backend can do that. Never raises."""

@@ -2,10 +2,10 @@
 
 What gloo does, and this file lives with:
 
-- A receive may be longer than what is sent; one that is *shorter* ends the whole process. So nothing may ever receive on
-  the tag of the data but what agrees with the sender on the sizes.
-- A wait that runs out of time closes every connection of this rank in that gloo context, the whole group's, for good;
-  each peer sees its own connection closed.
+- A receive may be longer than what is sent; one that is *shorter* ends the whole process. So nothing may ever
+  receive on the tag of the data but what agrees with the sender on the sizes.
+- A wait that runs out of time closes every connection of this rank in that gloo context, the whole group's,
+  for good; each peer sees its own connection closed.
 - ``is_completed()`` says nothing before ``wait()``, so each transfer is waited for.
 """
 
@@ -72,17 +72,21 @@ class ElasticLane:
         """Close the connection, for both ends at once, by a wait that runs out of time. Never raises."""
         _closed.setdefault(self._backend, f"this rank broke off its transfers with rank {self._peer}")
         try:
-            self._backend.recv([torch.empty(1, dtype=torch.uint8)], self._peer_group_rank, _CLOSE_TAG).wait(_SOON)
+            self._backend.recv([torch.empty(1, dtype=torch.uint8)], self._peer_group_rank, _CLOSE_TAG).wait(
+                _SOON
+            )
         except RuntimeError:
             return
 
-    def translated(self, error: RuntimeError) -> ObjcommError:
+    def translated(self, error: RuntimeError, deadline: Deadline | None = None) -> ObjcommError:
         """What gloo's error means."""
         text = str(error)
-        if "Timed out waiting" in text:
+        if deadline is not None and "Timed out waiting" in text:
             _closed.setdefault(self._backend, f"a transfer with rank {self._peer} ran out of time")
-            return TransferTimeout(f"rank {self._peer} did not come in time")
-        what = _ADVICE.sub("", _SOURCE_LINE.sub("", text.splitlines()[0] if text else repr(error))).rstrip(".: ")
+            return TransferTimeout(f"rank {self._peer} did not come within {deadline.seconds:g} s")
+        what = _ADVICE.sub("", _SOURCE_LINE.sub("", text.splitlines()[0] if text else repr(error))).rstrip(
+            ".: "
+        )
         if "Application timeout" in text:
             why = _closed.get(self._backend, "a transfer on it ran out of time")
             return PeerError(
@@ -112,7 +116,7 @@ class _Transfer:
         try:
             work.wait(deadline.timedelta())
         except RuntimeError as error:
-            self._error = self._lane.translated(error)
+            self._error = self._lane.translated(error, deadline)
             self._work = None
             raise self._error from error
         self._work = self._memory = None

@@ -1,10 +1,10 @@
 """New communicators of two ranks, for any backend that torch.distributed knows.
 
-``torch.distributed.new_group`` would not do. The name that it gives a group of a few ranks depends on how many groups each
-of them has made, so two ranks that have talked to different numbers of peers would wait for each other under
-different names; groups that the program makes later would suffer the same. And on a group that is bound to a device it
-splits the parent's communicator, for which all of the parent's ranks are needed. So the backend is made here, under a name
-that both ends know.
+``torch.distributed.new_group`` would not do. The name that it gives a group of a few ranks depends on how
+many groups each of them has made, so two ranks that have talked to different numbers of peers would wait for
+each other under different names; groups that the program makes later would suffer the same. And on a group
+that is bound to a device it splits the parent's communicator, for which all of the parent's ranks are needed.
+So the backend is made here, under a name that both ends know.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def open_communicator(
 def post(communicator: Any, tensors: list[torch.Tensor], *, sending: bool, peer: int) -> list[Any]:
     """Post sends or receives, as one batch where the backend has batches. Returns what is to be waited for.
 
-    A batch even of one: NCCL takes batches and single operations over different communicators, and the other end may cut
-    the same tensors into other batches.
+    A batch even of one: NCCL takes batches and single operations over different communicators, and the other
+    end may cut the same tensors into other batches.
     """
     call = communicator.send if sending else communicator.recv
     if not getattr(communicator, "supports_coalescing", type(communicator).__name__ == "ProcessGroupNCCL"):

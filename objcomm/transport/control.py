@@ -1,4 +1,4 @@
-"""The control side: a gloo context beside a group that has none, so that sizes need no trip over the accelerator."""
+"""The control side: gloo beside a group that has none, so that sizes need no trip over the accelerator."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _lock = threading.Lock()
 def init_control(group: dist.ProcessGroup | None = None) -> None:
     """Give a group without gloo, such as a pure NCCL group, a CPU side for heads and CPU tensors.
 
-    Heads then tell sizes without a device synchronisation. A collective: every rank of the group calls it, at the same
-    place, before its first objcomm call on that group. Does nothing where the group has gloo, and nothing when called again.
+    Heads then tell sizes without a device synchronisation. A collective: every rank of the group calls it, at
+    the same place, before its first objcomm call on that group. Does nothing where the group has gloo, and
+    nothing when called again.
 
     Args:
         group: the group; ``None`` is the default group.
@@ -54,11 +55,15 @@ def init_control(group: dist.ProcessGroup | None = None) -> None:
         try:
             _agree(pg, store, timeout)
             limit = timedelta(seconds=timeout)
-            _controls[pg] = c10d.ProcessGroupGloo(dist.PrefixStore("gloo", store), pg.rank(), pg.size(), timeout=limit)
+            _controls[pg] = c10d.ProcessGroupGloo(
+                dist.PrefixStore("gloo", store), pg.rank(), pg.size(), timeout=limit
+            )
         except (UsageError, TransferTimeout):
             raise
         except RuntimeError as error:
-            raise PeerError(f"the control side of the group could not be made: {error}", phase="handshake") from error
+            raise PeerError(
+                f"the control side of the group could not be made: {error}", phase="handshake"
+            ) from error
 
 
 def control_of(group: dist.ProcessGroup) -> Any | None:

@@ -1,16 +1,20 @@
-"""The exact lane: any backend but gloo. It has no tags, needs equal sizes on both ends, and keeps the order of posting.
+"""The exact lane: any backend but gloo. It has no tags, needs equal sizes, and keeps the order of posting.
 
-Such a backend runs the operations of two ranks on one communicator one after the other, whatever their directions: two
-ranks that both send before they receive would wait for each other for ever. So each direction has a communicator of its
-own, which nobody but objcomm uses.
+Such a backend runs the operations of two ranks on one communicator one after the other, whatever their
+directions: two ranks that both send before they receive would wait for each other for ever. So each direction
+has a communicator of its own, which nobody but objcomm uses.
 
-Making communicators takes both ends, and a call that only posts must not wait for the other end. So the first operation
-starts a thread that meets the peer in the group's store and opens both communicators, in the same order on both ends;
-until that is done, operations queue up.
+Making communicators takes both ends, and a call that only posts must not wait for the other end. So the first
+operation starts a thread that meets the peer in the group's store and opens both communicators, in the same
+order on both ends; until that is done, operations queue up.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import secrets
 import threading
 import time
 import weakref
@@ -25,23 +29,26 @@ from ..errors import ObjcommError, PeerError, TransferTimeout, UsageError
 from . import accelerators, communicators, groups
 from .base import Pending, messages
 
-_MAX_POLL_SECONDS = 0.02
+_MAX_POLL_SECONDS = 0.05
+# How long a process that ends waits for its device to have sent what it was told to.
+_FLUSH_SECONDS = 30.0
 
 
 class ExactLane:
-    """Both directions between this rank and one peer of a group, over a backend of the group for ``device``."""
+    """Both directions between this rank and one peer of a group, over its backend for a kind of device."""
 
     def __init__(
-        self, group: dist.ProcessGroup, backend: str, device: torch.device, peer_group_rank: int, timeout: float
+        self, group: dist.ProcessGroup, backend: str, kind: str, peer_group_rank: int, timeout: float
     ) -> None:
-        self.device = device
-        self.has_streams = accelerators.has_streams(device)
+        self.has_streams = accelerators.has_streams(kind)
+        self._kind = kind
+        self._bound = accelerators.bound_to(group)
         self._backend = backend
         self._timeout = timeout
         self._peer = groups.global_rank(group, peer_group_rank)
         self._store = groups.store_of(group)
         low, high = sorted((group.rank(), peer_group_rank))
-        self._name = f"objcomm/{device.type}/{low}-{high}"
+        self._name = f"objcomm/{kind}/{low}-{high}"
         self._global_ranks = (groups.global_rank(group, low), groups.global_rank(group, high))
         # This rank's rank in both communicators: the first carries what 0 sends, the second what 1 sends.
         self._side = 0 if group.rank() == low else 1
@@ -49,9 +56,18 @@ class ExactLane:
         self._queue: list[_Transfer] = []
         self._lock = threading.Lock()
         self._started = False
+        self._until = 0.0
         self._open = threading.Event()  # or failed
         self._failure: ObjcommError | None = None
         weakref.finalize(group, _end_all, self._communicators).atexit = False
+        _lanes.add(self)
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """Where the lane works: one device for good. Found out late, so that no unused device is woken up."""
+        if self._kind == "cpu":
+            return torch.device("cpu")
+        return accelerators.receiving(self._kind, self._bound)
 
     def send(self, tensor: torch.Tensor) -> Pending:
         return self._post([tensor], sending=True)
@@ -69,12 +85,12 @@ class ExactLane:
         self.fail(PeerError(f"this rank broke off its transfers with rank {self._peer}"))
 
     def fail(self, error: ObjcommError) -> ObjcommError:
-        """End the lane for good; what is in flight fails at once where the backend can do that. Returns ``error``."""
-        with self._lock:
-            if self._failure is None:
-                self._failure = error
-                # On some backends this waits for the device.
-                threading.Thread(target=_end_all, args=(self._communicators, True), daemon=True).start()
+        """End the lane for good and return ``error``. What is in flight fails at once if the backend can."""
+        # Without the lock: who holds it may be what hangs.
+        if self._failure is None:
+            self._failure = error
+            # On some backends this waits for the device.
+            threading.Thread(target=_end_all, args=(self._communicators, True), daemon=True).start()
         self._open.set()
         return error
 
@@ -90,12 +106,14 @@ class ExactLane:
         return type(self._failure)(self._failure.text, hint=self._failure.hint)
 
     def await_open(self, deadline: Deadline) -> None:
+        self._until = max(self._until, deadline.at)
         if not self._open.wait(deadline.remaining()):
             self.check()
-            raise self.fail(TransferTimeout(f"rank {self._peer} has not made contact in time"))
+            text = f"rank {self._peer} has not made contact within {deadline.seconds:g} s"
+            raise self.fail(TransferTimeout(text))
 
     def launch(self, transfer: _Transfer) -> None:
-        """Hand a transfer to its communicator. Called with the lock held, so that the order is that of posting."""
+        """Hand a transfer to its communicator. The lock is held, so the order is that of posting."""
         direction = self._side if transfer.sending else 1 - self._side
         with accelerators.on_stream(self.device, transfer.stream):
             transfer.works = communicators.post(
@@ -116,13 +134,14 @@ class ExactLane:
                 if not self._started:
                     self._check_openable()
                     self._started = True
+                    self._until = Deadline(self._timeout).at
                     name = f"objcomm-open-{self._side}-{self._peer}"
                     threading.Thread(target=self._open_both, name=name, daemon=True).start()
                 self._queue.append(transfer)
         except RuntimeError as error:
             if isinstance(error, ObjcommError):
                 raise
-            raise self.fail(self.translated(error)) from error
+            raise self.fail(self.translated(error, None)) from error
         return transfer
 
     def _check_openable(self) -> None:
@@ -133,22 +152,24 @@ class ExactLane:
             )
 
     def _open_both(self) -> None:
-        deadline = Deadline(self._timeout)
         try:
-            self._meet(deadline)
-            if self.device.type != "cpu":
+            name = self._meet()
+            deadline = Deadline(self._timeout)
+            if self._kind != "cpu":
                 accelerators.use_device(self.device)
-            for direction in (0, 1):
-                opened = communicators.open_communicator(
-                    self._backend,
-                    self._store,
-                    f"{self._name}/{direction}",
-                    self._side,
-                    self._global_ranks,
-                    self._timeout,
-                )
-                self._communicators.append(opened)
-                self._warm(direction, deadline)
+            # On a stream of its own: this thread begins with the one on which the program may compute.
+            with accelerators.on_stream(self.device, accelerators.new_stream(self.device)):
+                for direction in (0, 1):
+                    opened = communicators.open_communicator(
+                        self._backend,
+                        self._store,
+                        f"{name}/{direction}",
+                        self._side,
+                        self._global_ranks,
+                        self._timeout,
+                    )
+                    self._communicators.append(opened)
+                    self._warm(direction, deadline)
             with self._lock:
                 self.check()
                 for transfer in self._queue:
@@ -157,22 +178,32 @@ class ExactLane:
                 self._open.set()
         except Exception as error:
             if not isinstance(error, ObjcommError):
-                text = f"no {self._backend} connection to rank {self._peer} could be opened: {_first_line(error)}"
-                error = PeerError(text)
+                what = f"no {self._backend} connection to rank {self._peer} could be opened"
+                error = PeerError(f"{what}: {_first_line(error)}")
             self.fail(error)
             _end_all(self._communicators, abruptly=True)
 
-    def _meet(self, deadline: Deadline) -> None:
-        """Wait until the peer opens its end as well: by asking, since a store that waits serves nobody else meanwhile."""
-        self._store.set(f"{self._name}/here/{self._side}", "1")
-        other = [f"{self._name}/here/{1 - self._side}"]
+    def _meet(self) -> str:
+        """Wait until the peer opens its end as well, as long as somebody waits for the lane, or the time-out.
+
+        By asking the store again and again, since one that waits serves nobody else meanwhile. Returns a name
+        for what the two ends open, which no process has used before: a store may outlive the group, and so
+        may what lies in it.
+        """
+        mine, other = (f"{self._name}/{side}" for side in (self._side, 1 - self._side))
+        token = secrets.token_hex(8)
+        self._store.set(mine, token)
         nap = 0.0005
-        while not self._store.check(other):
+        while not self._store.check([other]):
             self.check()
-            if deadline.expired:
+            if time.monotonic() > self._until:
                 raise TransferTimeout(f"rank {self._peer} has not made contact within {self._timeout:g} s")
             time.sleep(nap)
             nap = min(_MAX_POLL_SECONDS, nap * 1.5)
+        tokens = [token, self._store.get(other).decode()]
+        with contextlib.suppress(RuntimeError):
+            self._store.delete_key(other)
+        return f"{self._name}/{'-'.join(tokens if self._side == 0 else reversed(tokens))}"
 
     def _warm(self, direction: int, deadline: Deadline) -> None:
         """Move one byte: many backends connect only then."""
@@ -183,10 +214,16 @@ class ExactLane:
         if self.has_streams and not accelerators.reached(self.device, deadline):
             raise TransferTimeout(f"rank {self._peer} has not opened its {self._backend} connection in time")
 
-    def translated(self, error: RuntimeError) -> ObjcommError:
+    def flush(self, deadline: Deadline) -> None:
+        """Wait until the device has sent what was waited for on the current stream."""
+        if self.has_streams and self._open.is_set() and self._failure is None:
+            accelerators.reached(self.device, deadline)
+
+    def translated(self, error: RuntimeError, deadline: Deadline | None) -> ObjcommError:
+        """What the backend's error means."""
         text = _first_line(error)
-        if "timed out" in text.lower() or "timeout" in text.lower():
-            return TransferTimeout(f"rank {self._peer} did not come in time: {text}")
+        if deadline is not None and ("timed out" in text.lower() or "timeout" in text.lower()):
+            return TransferTimeout(f"rank {self._peer} did not come within {deadline.seconds:g} s: {text}")
         return PeerError(f"the transfer with rank {self._peer} failed: {text}")
 
 
@@ -215,7 +252,7 @@ class _Transfer:
             self._error = error
             raise
         except RuntimeError as error:
-            self._error = self._lane.fail(self._lane.translated(error))
+            self._error = self._lane.fail(self._lane.translated(error, deadline))
             raise self._error from error
         self.works, self.memory = [], []
 
@@ -239,3 +276,15 @@ def _first_line(error: Exception) -> str:
 def _end_all(opened: list[Any], abruptly: bool = False) -> None:
     for communicator in list(opened):
         communicators.end(communicator, abruptly=abruptly)
+
+
+_lanes: weakref.WeakSet[ExactLane] = weakref.WeakSet()
+
+
+@atexit.register
+def _flush() -> None:
+    """A process that ends ends its device's work too, and a transfer that was waited for is only queued."""
+    deadline = Deadline(_FLUSH_SECONDS)
+    for lane in list(_lanes):
+        with contextlib.suppress(RuntimeError):
+            lane.flush(deadline)

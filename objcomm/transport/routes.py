@@ -1,10 +1,12 @@
 """A link: which way heads and segments go between this rank and one peer of one group.
 
-Both ends must take the same way, so it follows from the group and from where the *sender's* memory is, nothing else:
+Both ends must take the same way, so it follows from the group and from where the *sender's* memory is,
+nothing else:
 
-- heads: gloo if the group has it for the CPU, else the group's control side, else its backend for the CPU, else the one for
-  its accelerator;
-- memory on the CPU: the group's backend for the CPU, else the control side, else the backend for its accelerator;
+- heads: gloo if the group has it for the CPU, else the group's control side, else its backend for the CPU,
+  else the one for its accelerator;
+- memory on the CPU: the group's backend for the CPU, else the control side, else the backend for its
+  accelerator;
 - memory on an accelerator: the group's backend for that, unless it is gloo, else as memory on the CPU.
 """
 
@@ -42,15 +44,16 @@ class GroupLink:
         gloo = groups.gloo_of(group) or control_of(group)
         elastic = None if gloo is None else ElasticLane(gloo, peer_group_rank, self.peer)
 
-        def exact(device: torch.device) -> ExactLane | None:
-            backend = backends.get(device.type, "gloo")
+        def exact(kind: str) -> ExactLane | None:
+            backend = backends.get(kind, "gloo")
             # Where there is another way, both ends take it rather than fail.
-            usable = backend != "gloo" and (elastic is None or communicators.can_open(backend))
-            return ExactLane(group, backend, device, peer_group_rank, self.timeout) if usable else None
+            if backend == "gloo" or (elastic is not None and not communicators.can_open(backend)):
+                return None
+            return ExactLane(group, backend, kind, peer_group_rank, self.timeout)
 
-        accelerator = self._bound or accelerators.current()
-        host = exact(torch.device("cpu"))
-        device = None if accelerator is None else exact(accelerator)
+        self._kind = accelerators.kind_here()
+        host = exact("cpu")
+        device = None if self._kind is None else exact(self._kind)
         lanes: list[staging.Lane] = [lane for lane in (elastic, host, device) if lane is not None]
         heads = elastic or host or (device and staging.DeviceHeads(device))
         if heads is None:
@@ -83,7 +86,7 @@ class GroupLink:
         by_lane: dict[staging.Lane, list[torch.Tensor]] = {}
         for tensor in tensors:
             by_lane.setdefault(self._way(tensor.device.type != "cpu"), []).append(tensor)
-        return _one([staging.send(lane, part) for lane, part in by_lane.items()])
+        return _one([staging.send(lane, part, self.timeout) for lane, part in by_lane.items()])
 
     def recv_segments(self, tensors: Sequence[torch.Tensor], accelerator: Sequence[bool]) -> Pending:
         by_lane: dict[staging.Lane, list[torch.Tensor]] = {}
@@ -92,8 +95,8 @@ class GroupLink:
         return _one([staging.recv(lane, part) for lane, part in by_lane.items()])
 
     def allocate(self, nbytes: int, accelerator: bool, device: torch.device | None) -> torch.Tensor:
-        if device is None and accelerator:
-            device = self._bound or accelerators.current()
+        if device is None and accelerator and self._kind is not None:
+            device = accelerators.receiving(self._kind, self._bound)
         if device is None or device.type == "cpu":
             return hugepages.empty(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -115,7 +118,7 @@ _lock = threading.Lock()
 
 
 def link(group: dist.ProcessGroup, peer_group_rank: int) -> GroupLink:
-    """The link between this rank and a peer, given by its rank in ``group``: one for as long as the group lives."""
+    """The link to a peer, given by its rank in ``group``: the same one for as long as the group lives."""
     with _lock:
         of_group = _links.setdefault(group, {})
         found = of_group.get(peer_group_rank)

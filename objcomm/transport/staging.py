@@ -1,7 +1,7 @@
-"""Between where a tensor lives and where its lane works: copies over memory that both can reach, and who waits for what.
+"""Between where a tensor lives and where its lane works: copies, and who waits for what.
 
-On accelerators the host waits in two cases only: before the CPU reads what a device writes, and for heads, which are the
-place where a peer that does not come is noticed.
+On accelerators the host waits in two cases only: before the CPU reads what a device writes, and for heads,
+which are the place where a peer that does not come is noticed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from ..deadline import Deadline
 from ..errors import TransferTimeout
-from . import accelerators, hugepages
+from . import accelerators
 from .base import Pending
 from .lanes import ExactLane
 
@@ -28,36 +28,47 @@ class Heads(Protocol):
 class Lane(Protocol):
     """A way between two ranks for memory on ``device``."""
 
-    device: torch.device
-
+    @property
+    def device(self) -> torch.device: ...
     def send_all(self, tensors: Sequence[torch.Tensor]) -> Pending: ...
     def recv_all(self, tensors: Sequence[torch.Tensor]) -> Pending: ...
     def close(self) -> None: ...
 
 
-def send(lane: Lane, tensors: Sequence[torch.Tensor]) -> Pending:
-    """Send flat uint8 tensors over a lane, from wherever they live."""
+def send(lane: Lane, tensors: Sequence[torch.Tensor], timeout: float) -> Pending:
+    """Send flat uint8 tensors over a lane, from wherever they live.
+
+    Raises:
+        TransferTimeout: this rank's own device does not finish what is to be sent within ``timeout`` seconds.
+    """
     staged = [tensor if tensor.device == lane.device else _copy(tensor, lane.device) for tensor in tensors]
     if lane.device.type == "cpu":
         # One wait for all that is being copied.
+        deadline = Deadline(timeout)
         for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
-            accelerators.synchronize(device)
+            if not accelerators.reached(device, deadline):
+                raise TransferTimeout(f"{device} has not finished what is to be sent within {timeout:g} s")
     return lane.send_all(staged)
 
 
 def recv(lane: Lane, tensors: Sequence[torch.Tensor]) -> Pending:
     """Receive flat uint8 tensors from a lane into wherever they live."""
-    landings = [tensor if tensor.device == lane.device else _landing(tensor, lane.device) for tensor in tensors]
+    landings = [
+        tensor if tensor.device == lane.device else _landing(tensor, lane.device) for tensor in tensors
+    ]
     pending = lane.recv_all(landings)
-    copies = [(tensor, landing) for tensor, landing in zip(tensors, landings, strict=True) if tensor is not landing]
+    copies = [
+        (tensor, landing) for tensor, landing in zip(tensors, landings, strict=True) if tensor is not landing
+    ]
     return _Landed(lane, pending, copies) if copies else pending
 
 
 class DeviceHeads:
     """Heads over a lane that works on an accelerator: through pinned memory, on a stream of their own.
 
-    A head must not queue up behind the computation that is on the caller's stream, and it is waited for by the host, for
-    as long as the deadline allows: on the sender too, which otherwise would never notice that nobody receives.
+    A head must not queue up behind the computation that is on the caller's stream, and it is waited for by
+    the host, for as long as the deadline allows: on the sender too, which otherwise would never notice that
+    nobody receives.
     """
 
     def __init__(self, lane: ExactLane) -> None:
@@ -100,7 +111,7 @@ class _Head:
             self._pending.wait(deadline)
             host = None
             if self._landing is not None:
-                host = accelerators.pinned(self._landing.numel())
+                host = accelerators.pinned(self._landing.numel(), device)
                 host.copy_(self._landing, non_blocking=True)
             await_device(self._lane, deadline)
         if host is not None and self._target is not None:
@@ -128,7 +139,7 @@ class _Landed:
         for target, landing in self._copies:
             target.copy_(landing, non_blocking=target.device.type == "cpu" or landing.is_pinned())
         if to_cpu:
-            accelerators.synchronize(self._lane.device)
+            accelerators.reached(self._lane.device, deadline)
         self._copies = []
 
 
@@ -142,19 +153,19 @@ def await_device(lane: Lane, deadline: Deadline) -> None:
         return
     lane.check()
     if not accelerators.reached(lane.device, deadline):
-        raise lane.fail(TransferTimeout("the peer did not come in time"))
+        raise lane.fail(TransferTimeout(f"the peer did not come within {deadline.seconds:g} s"))
 
 
 def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The same bytes on another device. The host reads them only after it has waited for the tensor's device."""
+    """The same bytes on another device. Before the host reads them it has to wait for the tensor's device."""
     if device.type == "cpu":
-        host = accelerators.pinned(tensor.numel())
+        host = accelerators.pinned(tensor.numel(), tensor.device)
         host.copy_(tensor, non_blocking=True)
         return host
     if tensor.device.type != "cpu":
         return tensor.to(device)
-    # By way of pinned memory: the caller may change its own as soon as it has waited, on the host, for the transfer.
-    host = accelerators.pinned(tensor.numel())
+    # By way of pinned memory: once it has waited, on the host, the caller may change its own.
+    host = accelerators.pinned(tensor.numel(), device)
     host.copy_(tensor)
     return host.to(device, non_blocking=host.is_pinned())
 
@@ -162,4 +173,4 @@ def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def _landing(target: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.empty(target.numel(), dtype=torch.uint8, device=device)
-    return accelerators.pinned(target.numel()) if target.device.type != "cpu" else hugepages.empty(target.numel())
+    return accelerators.pinned(target.numel(), target.device)

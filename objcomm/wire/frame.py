@@ -104,7 +104,7 @@ def frame_layout(skeleton_bytes: int, inline_bytes: int, segment_count: int, cha
     body_end = HEADER_BYTES + 8 * segment_count + channel_bytes + skeleton_bytes
     if not inline_bytes:
         return body_end, body_end
-    inline_at = -(-body_end // ALIGNMENT) * ALIGNMENT
+    inline_at = (body_end + ALIGNMENT - 1) & -ALIGNMENT
     return inline_at, inline_at + inline_bytes
 
 
@@ -114,6 +114,8 @@ def channel_name(channel: str) -> bytes:
     Raises:
         ProtocolError: it is longer than 1,024 bytes of UTF-8.
     """
+    if not channel:
+        return b""
     name = channel.encode("utf-8", "surrogatepass")
     if len(name) > MAX_CHANNEL_BYTES:
         raise ProtocolError(f"a channel's name may have {MAX_CHANNEL_BYTES} bytes, this one has {len(name)}")
@@ -237,11 +239,14 @@ def read_body(frame: memoryview, header: Header) -> Body:
     if sum([size for size, _ in segments]) != header.segment_bytes or (segments and min(segments)[0] == 0):
         raise ProtocolError("the head's sizes contradict each other: the segment table and the header")
     at = 8 * header.segment_count
-    try:
-        channel = str(body[at : at + header.channel_bytes], "utf-8", "surrogatepass")
-    except UnicodeDecodeError as error:
-        raise ProtocolError("the head is damaged: the channel's name is no UTF-8") from error
-    return Body(channel, segments, body[at + header.channel_bytes :])
+    end = at + header.channel_bytes
+    channel = ""
+    if header.channel_bytes:
+        try:
+            channel = str(body[at:end], "utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise ProtocolError("the head is damaged: the channel's name is no UTF-8") from error
+    return Body(channel, segments, body[end:] if end else body)
 
 
 def agree(mine: Terms, theirs: Terms) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,10 @@ import torch
 import torch.distributed as dist
 
 import nnscaler_integration
-from nnscaler_integration import compat
-from nnscaler_integration.patching import Patches
 
 from . import cpu
 from .cases import Case, Outcome
+from .contexts import asynchronous, repaired
 
 cpu.pretend()
 nnscaler_integration.status()  # finds nnScaler in a checkout too
@@ -49,7 +47,7 @@ def run_case(rank: int, case: Case, name: str) -> Outcome:
     folder = [tempfile.mkdtemp(prefix="nnscaler-code-") if rank == 0 else None]
     dist.broadcast_object_list(folder, src=0)
     try:
-        with _asynchronous(case.asynchronous), _repaired(not case.installed):
+        with asynchronous(case.asynchronous), repaired(not case.installed):
             return _run(rank, case, name, str(folder[0]))
     finally:
         uninit_device()
@@ -198,71 +196,6 @@ def detach(value: Any) -> Any:
 
 
 @contextmanager
-def _asynchronous(wanted: bool | str) -> Iterator[None]:
-    """What ASYNC_COMM=1 sets; ``parallelize`` of 0.8 sets it back, so it is set behind that.
-
-    With "objects", tensors stay synchronous: between stages with several devices, nnScaler itself computes with tensors
-    that have not arrived.
-    """
-    from nnscaler import parallel
-    from nnscaler.codegen.emit import FuncEmission
-    from nnscaler.flags import CompileFlag
-
-    original: Callable[..., Any] = parallel._compile_flags
-
-    @contextmanager
-    def flags(config: Any) -> Iterator[None]:
-        with original(config):
-            CompileFlag.async_comm = bool(wanted)
-            yield
-
-    emit_adapter = FuncEmission.emit_adapter
-
-    def emit_synchronous(self: Any, node: Any, prefix_attr: Any = None, async_op: bool = False) -> Any:
-        return emit_adapter(self, node, prefix_attr, False)
-
-    isend = dist.isend
-    held: list[Any] = []
-
-    def held_isend(*args: Any, **kwargs: Any) -> Any:
-        # 0.8 drops the handle of a tensor's send; gloo then gives the send up.
-        held.append(isend(*args, **kwargs))
-        return held[-1]
-
-    if wanted:
-        parallel._compile_flags = flags
-        if wanted == "objects":
-            FuncEmission.emit_adapter = emit_synchronous
-        elif nnscaler_integration.status().nnscaler == "0.8":
-            dist.isend = held_isend
-    try:
-        yield
-        for work in held:
-            work.wait()
-    finally:
-        parallel._compile_flags = original
-        FuncEmission.emit_adapter = emit_adapter
-        dist.isend = isend
-
-
-@contextmanager
-def _repaired(wanted: bool) -> Iterator[None]:
-    """Only what 0.8 needs on a newer torch, without which it generates nothing that could be compared."""
-    wanted = wanted and compat.needed(str(nnscaler_integration.status().nnscaler))
-    patches = Patches()
-    restore = None
-    if wanted:
-        patches.apply(compat.patches())
-        restore = compat.drop_pybind_leaves()
-    try:
-        yield
-    finally:
-        patches.revert()
-        if restore is not None:
-            restore()
-
-
-@contextmanager
 def _generated(rank: int, case: Case, name: str) -> Iterator[Any]:
     """The case's module, generated with the integration."""
     from nnscaler.runtime.device import uninit_device
@@ -272,7 +205,7 @@ def _generated(rank: int, case: Case, name: str) -> Iterator[Any]:
     folder = [tempfile.mkdtemp(prefix="nnscaler-code-") if rank == 0 else None]
     dist.broadcast_object_list(folder, src=0)
     try:
-        with _asynchronous(case.asynchronous):
+        with asynchronous(case.asynchronous):
             yield generate(case, name, str(folder[0]))
     finally:
         Executor.clear()
@@ -305,123 +238,27 @@ def gradient_lost(rank: int, case: Case, name: str) -> tuple[str, str]:
     return "nothing", ""
 
 
-OBJECTS = Case("Chain", "Staged", {"cuts": (1,), "devices": ((0,), (1,)), "schedule": "1f1b", "micros": 2}, samples=2)
-NO_OBJECTS = replace(OBJECTS, arguments={"use": ()})
+def strict_transfers(rank: int, case: Case, name: str, control: bool) -> dict[str, int]:
+    """How many transfers of each dtype went over the strict group that stands for the accelerators' own."""
+    import objcomm
+    from tests.strict_backend import StrictGroup
 
+    seen: dict[str, int] = {}
+    send = StrictGroup.send
 
-def _everything_of_nnscaler() -> dict[str, Any]:
-    """Every attribute of every module and class of nnScaler that is loaded."""
-    found = {}
-    for name, module in sorted(sys.modules.items()):
-        if name.split(".")[0] == "nnscaler" and module is not None:
-            for key, value in list(vars(module).items()):
-                found[f"{name}.{key}"] = value
-                if isinstance(value, type) and value.__module__ == name:
-                    found.update({f"{name}.{key}.{part}": inner for part, inner in vars(value).items()})
-    return found
+    def counted(self: Any, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
+        seen[str(tensors[0].dtype)] = seen.get(str(tensors[0].dtype), 0) + 1
+        return send(self, tensors, dst, tag)
 
-
-def install_and_uninstall(rank: int) -> str:
-    """Install twice, uninstall twice, and compare nnScaler before and after, attribute by attribute."""
-    from nnscaler.graph.tracer import wrap_utils
-
-    import nnscaler_integration.codegen  # so that all of nnScaler that it needs is loaded
-
-    def differing() -> list[str]:
-        after = _everything_of_nnscaler()
-        assert after.keys() == before.keys()
-        return [name for name, value in after.items() if value is not before[name]]
-
-    before = _everything_of_nnscaler()
-    leaves = list(wrap_utils.default_autowrap_leaf_function.items())
-    nnscaler_integration.install()
-    once = differing()
-    assert once
-    nnscaler_integration.install()
-    assert differing() == once
-    nnscaler_integration.install(object_outputs=True)
-    assert nnscaler_integration.status().object_outputs
-    text = str(nnscaler_integration.status())
-    nnscaler_integration.install()
-    assert not nnscaler_integration.status().object_outputs
-    nnscaler_integration.install(object_outputs=True)
-    nnscaler_integration.uninstall()
-    nnscaler_integration.uninstall()
-    assert not differing()
-    assert list(wrap_utils.default_autowrap_leaf_function.items()) == leaves
-    assert not nnscaler_integration.status().installed
-    assert nnscaler_integration.status().reason is None
-    return text
-
-
-def _codes(case: Case, name: str, folder: str, **options: Any) -> str:
-    generate(case, name, folder, load_module=False, world=case.plan, **options)
-    return "".join(path.read_text() for path in sorted(Path(folder).rglob("gencode*.py")))
-
-
-def code_around_installing(rank: int) -> dict[str, str]:
-    """The code of both ranks before installing, while installed, and after uninstalling."""
-    found = {}
-    # The first time, nnScaler fills caches of its search for adapters, and numbers what follows otherwise.
-    for when in ("first", "before", "installed", "after"):
-        for label, case in (("", OBJECTS), (" without objects", NO_OBJECTS)):
-            with tempfile.TemporaryDirectory() as folder, _repaired(when != "installed"):
-                if when == "installed":
-                    nnscaler_integration.install()
-                found[when + label] = _codes(case, "around", folder)
-                nnscaler_integration.uninstall()
-    return found
-
-
-def reuse_old_code(rank: int, reuse: str) -> dict[str, str]:
-    """Generate without, then ask for the same with the integration."""
-    with tempfile.TemporaryDirectory() as folder:
-        with _repaired(True):
-            old = _codes(OBJECTS, "old", folder)
-        nnscaler_integration.install()
-        new = _codes(OBJECTS, "old", folder, reuse=reuse)
-        nnscaler_integration.uninstall()
-        return {"old": old, "new": new}
-
-
-def reuse_loaded_code(rank: int) -> str:
-    """The same, where the process has loaded the old code."""
-    from nnscaler.parallel import _load_parallel_module_class
-
-    from . import models
-
-    with tempfile.TemporaryDirectory() as folder:
-        with _repaired(True):
-            _codes(OBJECTS, "loaded", folder)
-        _load_parallel_module_class(models.Chain, gen_savedir=folder, instance_name="loaded", rank=1)
-        nnscaler_integration.install()
-        try:
-            _codes(OBJECTS, "loaded", folder, reuse="match")
-        except RuntimeError as error:
-            return str(error.__cause__)
-        finally:
-            nnscaler_integration.uninstall()
-    return "nothing"
-
-
-def _kept(case: Case, name: str, installed_first: bool) -> dict[str, bool]:
-    with tempfile.TemporaryDirectory() as folder:
-        if installed_first:
-            nnscaler_integration.install()
-        with _repaired(not installed_first):
-            _codes(case, name, folder)
-        paths = sorted(Path(folder).rglob("gencode*.py"))
-        for path in paths:
-            path.write_text(path.read_text() + "\n# a mark\n")
-        nnscaler_integration.install()
-        code = _codes(case, name, folder, reuse="match")
-        nnscaler_integration.uninstall()
-        return {"kept": code.count("# a mark") == len(paths) > 0}
-
-
-def reuse_code_without_objects(rank: int) -> dict[str, bool]:
-    return _kept(NO_OBJECTS, "none", installed_first=False)
-
-
-def reuse_own_code(rank: int) -> dict[str, bool]:
-    return _kept(OBJECTS, "own", installed_first=True)
+    init_control = objcomm.init_control
+    if not control:
+        objcomm.init_control = lambda group=None: None
+    try:
+        with _generated(rank, case, name) as module:
+            samples = [sample(index) for index in range(case.samples)]
+            StrictGroup.send = counted  # type: ignore[method-assign]
+            module.train_step(samples)
+    finally:
+        StrictGroup.send = send  # type: ignore[method-assign]
+        objcomm.init_control = init_control
+    return seen

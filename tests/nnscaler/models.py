@@ -159,7 +159,7 @@ class Returning(Chain):
 
 
 class Holder:
-    def __init__(self, value: Tensor) -> None:
+    def __init__(self, value: Any) -> None:
         self.value = value
 
 
@@ -227,4 +227,29 @@ class Scaled(nn.Module):
         scale = content["content"]["scale"]
         for layer in self.layers:
             x = torch.add(layer(x), x, alpha=scale)
+        return x.sum()
+
+
+@nnscaler.register_op("n^ d^, ? -> ?")
+def make_function(x: Tensor, content: Any) -> Any:
+    bias = content["content"]["bias"]
+    return Holder(lambda y: y + bias)
+
+
+@nnscaler.register_op("n^ d^, ? -> n^ d^")
+def call_function(x: Tensor, holder: Any) -> Any:
+    return holder.value(x)
+
+
+class Unpicklable(nn.Module):
+    """Its object holds a function that pickle refuses, also in the example value that the code generator sees."""
+
+    def __init__(self, num_layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(num_layers))
+
+    def forward(self, x: Tensor, content: Any) -> Tensor:
+        holder = make_function(x, content)
+        for layer in self.layers:
+            x = call_function(layer(x), holder)
         return x.sum()

@@ -78,7 +78,7 @@ class Pool:
                     results[rank] = value
                 else:
                     failures[rank] = value
-                    deadline = min(deadline, time.monotonic() + 10.0)
+                    deadline = min(deadline, time.monotonic() + 3.0)
         if failures:
             text = "".join(f"rank {rank} {failures[rank]}\n" for rank in sorted(failures))
             # The process groups of a failed job may be in any state, and so may nnScaler's.

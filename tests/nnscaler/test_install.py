@@ -144,13 +144,13 @@ def test_patches_are_all_or_none() -> None:
 
 
 def test_installing_is_idempotent_and_reversible(pool: Pool) -> None:
-    for text in pool.run("tests.nnscaler.jobs:install_and_uninstall", 1):
+    for text in pool.run("tests.nnscaler.state_jobs:install_and_uninstall", 1):
         assert "installed       yes" in text
 
 
 def test_code_after_uninstalling_is_that_of_never_having_installed(pool: Pool) -> None:
     pool.close()  # ranks that never installed anything
-    (found,) = pool.run("tests.nnscaler.jobs:code_around_installing", 1)
+    (found,) = pool.run("tests.nnscaler.state_jobs:code_around_installing", 1)
     assert found["before"] == found["after"]
     assert found["before"] != found["installed"]
     assert found["before without objects"] == found["installed without objects"] == found["after without objects"]

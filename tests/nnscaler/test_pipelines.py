@@ -90,6 +90,7 @@ CASES = {
     "keyword argument": staged("Pieces", TWO | SCHEDULE, {"by_name": True}),
     "keyword argument of a torch operator": staged("Scaled", TWO | SCHEDULE),
     "sizes change": staged("Pieces", TWO | SCHEDULE, steps=2),
+    "an example value that cannot be pickled": staged("Unpicklable", TWO | SCHEDULE),
     "recompute": staged("Pieces", TWO | SCHEDULE | {"recompute": True}),
     "recompute, inside a stage": staged(
         "Pieces",
@@ -117,6 +118,17 @@ CASES = {
 }
 
 
+ONLY_09 = {
+    "several schedules in one module": replace(
+        staged("Pieces", TWO | {"schedule": "1f1b", "micros": (2, 4)}), samples=4
+    ),
+    "backward in two parts": staged("Pieces", THREE | SCHEDULE, {"num_layers": 3}, config={"use_fbw": True}),
+    "backward in two parts, asynchronous": staged(
+        "Pieces", THREE | SCHEDULE, {"num_layers": 3}, config={"use_fbw": True, "use_async_comm": True}
+    ),
+    "asynchronous by its own setting": staged("Pieces", TWO | SCHEDULE, config={"use_async_comm": True}),
+}
+
 # nnScaler 0.9 gets the gradients wrong where two stages share a device, without any object.
 WRONG_WITHOUT_OBJECTS = {"0.9": {"stages that share a device"}}
 
@@ -131,6 +143,15 @@ def test_equals_one_process(run: Run, version: str, name: str) -> None:
         assert undefined_names(outcome.code) == []
     if not case.infer_only:
         assert all(outcome.gradients for outcome in outcomes)
+
+
+@pytest.mark.parametrize("name", ONLY_09)
+def test_what_only_09_has(run: Run, version: str, name: str) -> None:
+    if version != "0.9":
+        pytest.skip(f"nnScaler {version} has no such setting")
+    for outcome in run(ONLY_09[name]):
+        assert undefined_names(outcome.code) == []
+        assert outcome.gradients
 
 
 @pytest.mark.parametrize(
@@ -152,6 +173,6 @@ def test_the_report_without_the_integration(run: Run, version: str) -> None:
 
 def test_one_device_feeds_two_without_the_integration(run: Run, version: str) -> None:
     case = replace(CASES["replicated 1 to 2"], installed=False)
-    reason = r"made_\w+|make_pieces_\w+' is not defined" if version == "0.8" else "Not support for prim"
+    reason = r"made_\w+|make_pieces_\w+' is not defined" if version == "0.8" else "not found in list"
     with pytest.raises(JobFailure, match=reason):
         run(case, timeout=20.0)
