@@ -44,11 +44,15 @@ def insert_object_adapters(graph: IRSegment) -> None:
     everywhere = set(_objects(graph.iobjs()))
     places = _places(graph, nodes)
 
+    users_of: dict[IRObject, list[int]] = {}
+    for number, place in enumerate(places):
+        for obj in place.objects:
+            users_of.setdefault(obj, []).append(number)
+
     groups: dict[_Group, list[IRObject]] = {}
-    for obj in sorted({obj for place in places for obj in place.objects}, key=lambda obj: int(obj.tid)):
+    for obj, users in sorted(users_of.items(), key=lambda item: int(item[0].tid)):
         if obj in everywhere or obj not in makers:
             continue
-        users = [number for number, place in enumerate(places) if obj in place.objects]
         holders = {device for node in makers[obj] for device in node.device}
         for transfer in plan_transfers(holders, [places[number].use for number in users]):
             cells = tuple(dict.fromkeys(int(node.cid) for node in makers[obj]))

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import operator
 from dataclasses import dataclass
+from types import CodeType
 
 TESTED_VERSIONS = ("0.8", "0.9")
 
@@ -19,12 +20,14 @@ class Anchor:
         name: its qualified name in the module.
         parameters: the names of its parameters, separated by blanks.
         versions: the nnScaler versions in which it matters.
+        mentions: attributes that its code reads or sets and that the integration relies on, separated by blanks.
     """
 
     module: str
     name: str
     parameters: str
     versions: tuple[str, ...] = TESTED_VERSIONS
+    mentions: str = ""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
@@ -38,13 +41,27 @@ class Anchor:
         parameters = " ".join(inspect.signature(found).parameters)
         if parameters != self.parameters:
             return f"{self}: takes ({parameters}), tested with ({self.parameters})"
-        return None
+        missing = set(self.mentions.split()) - _mentioned(found.__code__)
+        return f"{self}: no longer uses {', '.join(sorted(missing))}" if missing else None
+
+
+def _mentioned(code: CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _mentioned(constant)
+    return names
 
 
 ANCHORS = (
     Anchor("nnscaler.ir.cten", "IRCell.__init__", "self name signature input_length output_length"),
-    Anchor("nnscaler.ir.adapter.adapter", "IRAdapter.__init__", "self inputs outputs"),
-    Anchor("nnscaler.ir.adapter.adapter", "IRAdapter.dispatch", "self devid _mirror"),
+    Anchor(
+        "nnscaler.ir.adapter.adapter",
+        "IRAdapter.__init__",
+        "self inputs outputs",
+        mentions="_inputs _outputs _forward _cached_dispatch _recompute",
+    ),
+    Anchor("nnscaler.ir.adapter.adapter", "IRAdapter.dispatch", "self devid _mirror", mentions="_cached_dispatch _id"),
     Anchor("nnscaler.ir.adapter.prim", "CommPrim.__init__", "self itensors otensors kwargs"),
     Anchor("nnscaler.graph.segment", "IRSegment.insert", "self node index"),
     Anchor("nnscaler.graph.segment", "IRSegment.full_objects", "self"),
@@ -55,17 +72,49 @@ ANCHORS = (
     Anchor(
         "nnscaler.graph.schedule.schedplan", "Block.__init__", "self cell micro_batch_id span stream_context", ("0.9",)
     ),
-    Anchor("nnscaler.graph.schedule.schedplan", "ScheduleDependency.build", "self"),
-    Anchor("nnscaler.graph.schedule.schedplan", "PlanBase._place_dataloader", "self"),
-    Anchor("nnscaler.graph.schedule.schedplan", "SchedulePlan._place_adapters", "self"),
+    Anchor(
+        "nnscaler.graph.schedule.schedplan",
+        "ScheduleDependency.build",
+        "self",
+        mentions="adapters senders recvers dataloaders segments",
+    ),
+    Anchor(
+        "nnscaler.graph.schedule.schedplan",
+        "PlanBase._place_dataloader",
+        "self",
+        mentions="_step_blocks _block_start_step start_blocks _num_microbatches",
+    ),
+    Anchor(
+        "nnscaler.graph.schedule.schedplan",
+        "SchedulePlan._place_adapters",
+        "self",
+        mentions="_dependency adapters senders recvers",
+    ),
     Anchor("nnscaler.execplan.execplan", "ExeReuseCell.__init__", "self cell inputs outputs"),
-    Anchor("nnscaler.execplan.execplan", "ExeReuseCell.dispatch", "self devid _mirror"),
-    Anchor("nnscaler.execplan.planpass.grouping", "Grouping.group", "execplan", ("0.8",)),
+    Anchor(
+        "nnscaler.execplan.execplan", "ExeReuseCell.dispatch", "self devid _mirror", mentions="_cached_dispatched _id"
+    ),
+    Anchor(
+        "nnscaler.execplan.planpass.grouping",
+        "Grouping.group",
+        "execplan",
+        ("0.8",),
+        mentions="differentiable mirror seq devices",
+    ),
     Anchor("nnscaler.codegen.emit", "FuncEmission.emit_adapter", "self node prefix_attr async_op"),
-    Anchor("nnscaler.codegen.module.module", "ModuleCodeGen.__init__", "self execplan runtime_ndevs scale_ndevs"),
-    Anchor("nnscaler.codegen.module.module", "ModuleCodeGen.emit_comm_groups", "self"),
+    Anchor(
+        "nnscaler.codegen.module.module",
+        "ModuleCodeGen.__init__",
+        "self execplan runtime_ndevs scale_ndevs",
+        mentions="init_code execplan devices",
+    ),
+    Anchor(
+        "nnscaler.codegen.module.module", "ModuleCodeGen.emit_comm_groups", "self", mentions="model_init_statements"
+    ),
     Anchor("nnscaler.codegen.module.module", "ModuleCodeGen.scale", "self node device"),
-    Anchor("nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.gen", "self device outfile attach"),
+    Anchor(
+        "nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.gen", "self device outfile attach", mentions="devices"
+    ),
     Anchor("nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.emit_node", "self node force_no_grad", ("0.8",)),
     Anchor(
         "nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.emit_node", "self execplan node force_no_grad", ("0.9",)

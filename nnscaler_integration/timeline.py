@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nnscaler.execplan.execplan import ExecutionPlan, ExeReuseCell
@@ -53,10 +53,13 @@ class Timeline:
         self._nodes = [node for node in execplan.seq(device) if node.isfw() or not forward_only]
         self._events: dict[int, Event] = {}
         self._handles: dict[int, IRObject] = {}
-        self._topology = [node for node in execplan._topo_seqs if node.isfw() or not forward_only]
-        self._order = {int(node.cid): place for place, node in enumerate(self._topology)}
         adapters = [node for node in self._nodes if isinstance(unwrap(node), ObjectAdapter)]
         self.moved = {obj for node in adapters for obj in (*node.inputs(), *node.outputs())}
+        if not adapters:
+            return
+        self._topology = [node for node in execplan._topo_seqs if node.isfw() or not forward_only]
+        self._order = {int(node.cid): place for place, node in enumerate(self._topology)}
+        self._used = {id(node): _used(node) for node in (*self._nodes, *self._topology)}
         for node in adapters:
             if asynchronous(unwrap(node)):
                 self._wait_for(node)
@@ -79,7 +82,7 @@ class Timeline:
         self._handles[id(node)] = handle
         later = self._nodes[self._nodes.index(node) + 1 :]
         if received:
-            user = next((other for other in later if _uses(other, received)), None)
+            user = next((other for other in later if self._uses(other, received)), None)
         else:
             user = self._next_sending(node, later)
         wait = Wait(handle, received)
@@ -98,11 +101,14 @@ class Timeline:
             places = (
                 place
                 for place in range(start + 1, len(self._topology))
-                if device in self._topology[place].device and _uses(self._topology[place], objects)
+                if device in self._topology[place].device and self._uses(self._topology[place], objects)
             )
             taken = max(taken, next(places, len(self._topology)))
         again = (other for other in later if unwrap(other).cid == unwrap(node).cid)
         return next((other for other in again if self._order[int(other.cid)] > taken), None)
+
+    def _uses(self, node: IRCell, objects: Sequence[IRObject]) -> bool:
+        return not self._used[id(node)].isdisjoint(objects)
 
     def _release(self, kept: set[IRObject]) -> None:
         last: dict[IRObject, IRCell] = {}
@@ -116,9 +122,8 @@ class Timeline:
             self._event(waited.get(obj, node)).releases.append(obj)
 
 
-def _uses(node: IRCell, objects: Iterable[IRObject]) -> bool:
-    used = set(_objects(IRCell.get_objects_from_complex(node.inputs())))
-    return node.isfw() and any(obj in used for obj in objects)
+def _used(node: IRCell) -> set[IRObject]:
+    return set(_objects(IRCell.get_objects_from_complex(node.inputs()))) if node.isfw() else set()
 
 
 def _objects(values: Iterable[IRObject]) -> list[IRObject]:

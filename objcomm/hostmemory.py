@@ -20,7 +20,8 @@ def view_of(tensor: torch.Tensor) -> memoryview:
 
     The view does not keep the tensor alive: whoever holds it holds the tensor too.
 
-    >>> bytes(view_of(torch.tensor([1, 2], dtype=torch.uint8)))
+    >>> tensor = torch.tensor([1, 2], dtype=torch.uint8)
+    >>> bytes(view_of(tensor))
     b'\\x01\\x02'
     """
     nbytes = tensor.numel() * tensor.element_size()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from objcomm.codec import arrays, tensors
 from objcomm.codec.memory import Memory, MemoryReader, MemoryWriter
 
 MAX_BYTES = 1 << 32
+
+_DTYPES = [torch.float32, torch.uint8, torch.int16, torch.float64, torch.complex64]
 
 
 def take_apart(objs: Sequence[Any], threshold: int = 1 << 19) -> tuple[Memory, torch.Tensor]:
@@ -92,3 +95,32 @@ def assert_same_memory(sent: Sequence[Any], received: Sequence[Any]) -> None:
         for mine, its in zip(places(one), places(other), strict=True):
             assert there.setdefault(mine, its) == its, "memory that was shared is not any more"
             assert back.setdefault(its, mine) == mine, "memory that was not shared is now"
+
+
+def _view(rng: random.Random, base: torch.Tensor) -> torch.Tensor:
+    typed = base.view(rng.choice(_DTYPES))
+    for _ in range(20):
+        shape = [rng.choice([1, 2, 3, 4, 1, 2, 3, 4, 5, 0]) for _ in range(rng.randint(0, 3))]
+        strides = [rng.choice([0, 1, 2, 3, 4, 7, 8, 12, 16]) for _ in shape]
+        reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True) if extent)
+        if reach < typed.numel():
+            return typed.as_strided(shape, strides, rng.randint(0, typed.numel() - reach - 1))
+    return typed[:3]
+
+
+def some_views(rng: random.Random) -> list[Any]:
+    """Views of a few buffers, of every kind and in every relation to each other."""
+    bases = [torch.randint(0, 255, (rng.choice([64, 256, 1024]),), dtype=torch.uint8) for _ in range(rng.randint(1, 3))]
+    objs: list[Any] = []
+    for _ in range(rng.randint(1, 8)):
+        view = _view(rng, rng.choice(bases))
+        if rng.random() < 0.3:
+            array = view.numpy()
+            objs.append(array[tuple(slice(None, None, rng.choice([1, 1, -1])) for _ in range(array.ndim)) or ...])
+        else:
+            objs.append(view)
+    if rng.random() < 0.3:
+        grid = bases[0].view(torch.float32).view(-1, 8)
+        step = rng.randint(1, 3)
+        objs += [grid[:, first : first + rng.randint(1, 3)] for first in range(0, 8, step)]
+    return objs

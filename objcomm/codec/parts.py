@@ -105,7 +105,7 @@ class Parts:
         zoneinfo = sys.modules.get("zoneinfo")
         if zoneinfo is not None and kind is zoneinfo.ZoneInfo:
             return values.zone
-        return self.other
+        return self.other if registry.may_match(kind) else self._pickled
 
     def other(self, obj: Any) -> Part:
         """A composite, or else a leaf of the pickle stream."""

@@ -104,6 +104,8 @@ def test_every_version_has_anchors() -> None:
 def test_anchor_differences() -> None:
     assert Anchor("os.path", "join", "a p").difference() is None
     assert Anchor("os.path", "join", "a b").difference() == "os.path.join: takes (a p), tested with (a b)"
+    assert Anchor("os.path", "basename", "p", mentions="rfind").difference() is None
+    assert Anchor("os.path", "basename", "p", mentions="split").difference() == "os.path.basename: no longer uses split"
     assert Anchor("os.path", "nothing", "a").difference() == "os.path.nothing: not there"
     assert Anchor("no.such.module", "nothing", "a").difference() == "no.such.module.nothing: not there"
 
