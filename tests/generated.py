@@ -30,13 +30,16 @@ class Generator:
         self._random = random.Random(seed)
         self._pickled = pickled
         self._tensors: list[torch.Tensor] = []
+        self._made: list[Any] = []
         self._budget = self._random.choice((3, 10, 40, 120))
 
     def make(self, depth: int = 0) -> Any:
         self._budget -= 1
         if depth > 6 or self._budget < 0 or self._random.random() < 0.25:
             return self._leaf()
-        return self._random.choice(self._containers)(self, depth + 1)
+        made = self._random.choice(self._containers)(self, depth + 1)
+        self._made.append(made)
+        return made
 
     def _several(self, depth: int) -> list[Any]:
         return [self.make(depth) for _ in range(self._random.randrange(5))]
@@ -118,6 +121,10 @@ class Generator:
         ]
         return self._random.choice(makers)()
 
+    def _again(self, depth: int) -> Any:
+        """Something that is in the object already."""
+        return self._random.choice(self._made) if self._made else self._leaf()
+
     def _object(self, depth: int) -> Any:
         if not self._pickled:
             return self._several(depth)
@@ -141,4 +148,5 @@ class Generator:
         lambda self, depth: Slotted(self.make(depth), self.make(depth)),
         lambda self, depth: Box(self.make(depth)),
         _object,
+        _again,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import decimal
 import functools
 import pathlib
@@ -68,7 +69,7 @@ class _Comparison:
         """Whether this pair is being compared already. Tensors, arrays and objects of classes keep their identity."""
         known = self._partners.get(id(a))
         if known is not None:
-            keeps = isinstance(a, torch.Tensor) or (type(a).__module__ == "numpy" and hasattr(a, "ctypes"))
+            keeps = _keeps_identity(a)
             assert not keeps or known == id(b), f"{path}: one {type(a).__qualname__} became two"
             if known == id(b):
                 return True
@@ -305,6 +306,16 @@ def _state(obj: Any) -> dict[str, Any]:
     if isinstance(attributes, dict) and not isinstance(obj, type | types.ModuleType):
         state.update(attributes)
     return state
+
+
+def _keeps_identity(obj: Any) -> bool:
+    """Tensors, arrays and objects of classes do; a plain container that occurs twice arrives as two."""
+    if isinstance(obj, torch.Tensor) or dataclasses.is_dataclass(obj):
+        return True
+    np = sys.modules.get("numpy")
+    if np is not None and isinstance(obj, np.ndarray):
+        return True
+    return hasattr(obj, "__dict__") and not isinstance(obj, dict | tuple | list | set | types.FunctionType | type)
 
 
 def _has_no_equality(cls: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import io
@@ -134,6 +135,35 @@ def test_a_cycle_arrives_as_a_cycle_or_is_refused(trust: Any) -> None:
     received = loopback(sent)
     assert received["ring"][1]["ring"] is received["ring"]
     assert_same(received, sent)
+
+
+@dataclasses.dataclass
+class Node:
+    value: Any
+    other: Any = None
+
+
+def test_instances_of_dataclasses_keep_their_identity() -> None:
+    one = Node([1])
+    around = (2, [one])
+    for trust in ("cluster", "restricted"):
+        received = loopback([one, {"a": one, (1,): Node(one, one)}, around, around, Pair(one, around)], trust=trust)
+        first = received[0]
+        assert received[1]["a"] is first
+        assert received[1][1,].value is received[1][1,].other is first
+        assert received[2][1][0] is received[3][1][0] is received[4].left is received[4].right[1][0] is first
+        assert first == one
+    distinct = loopback([Node(1), Node(1)])
+    assert distinct[0] is not distinct[1]
+
+
+def test_instances_of_dataclasses_are_the_same_inside_and_outside_of_a_pickle() -> None:
+    inner = Node(torch.ones(2))
+    outer = Node(inner)
+    received = loopback([outer, Plain(inner=inner), {"inner": inner}, inner.value, Plain(outer=outer)])
+    assert received[0].value is received[1].inner is received[2]["inner"]
+    assert received[0] is received[4].outer
+    assert received[3] is received[1].inner.value
 
 
 def test_parts_around_a_cycle_are_not_pickled() -> None:

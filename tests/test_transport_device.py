@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from objcomm.deadline import Deadline
 from objcomm.errors import ObjcommError, TransferTimeout
-from objcomm.transport import Link, communicators, init_control, link, resolve
+from objcomm.transport import Link, accelerators, communicators, init_control, link, resolve
 from tests.ranks import run_ranks
 
 
@@ -202,7 +202,7 @@ def test_a_head_on_a_device_times_out() -> None:
         monkeypatch.setattr(_ModuleWithStreams.Event, "query", lambda self: False)
         pending = there.send_head(head) if rank == 0 else there.recv_head(head)
         began = time.monotonic()
-        with pytest.raises(TransferTimeout, match="did not come within 0.5 s"):
+        with pytest.raises(TransferTimeout, match=r"did not come within 0\.5 s"):
             pending.wait(Deadline(0.5))
         with pytest.raises(ObjcommError):
             pending.wait(Deadline(20))
@@ -236,6 +236,66 @@ def test_control_takes_the_heads_and_the_cpu_off_the_device() -> None:
             assert values(memory) == [{3}, {4}]
 
     run_ranks(rank_main, backend="pydev:strict")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl", "gloo"])
+def test_real_devices(backend: str) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs a second CUDA device")
+
+    def rank_main(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        there = link_to(1 - rank)
+        deadline = Deadline(60)
+        sizes, on_device = [1 << 20, 300, 5 << 20], [True, False, True]
+        for n in range(3):
+            kinds = ["cuda" if accelerator else "cpu" for accelerator in on_device]
+            tensors = [filled(size, 10 * rank + n, kind) for size, kind in zip(sizes, kinds, strict=True)]
+            sent = [there.send_head(filled(there.window, n)), there.send_segments(tensors)]
+            head = filled(there.window, 9)
+            there.recv_head(head).wait(deadline)
+            memory = [there.allocate(s, on, None) for s, on in zip(sizes, on_device, strict=True)]
+            assert [str(t.device) for t in memory] == [f"cuda:{rank}", "cpu", f"cuda:{rank}"]
+            there.recv_segments(memory, on_device).wait(deadline)
+            for pending in sent:
+                pending.wait(deadline)
+            assert (head == n).all()
+            assert values(memory) == [{10 * (1 - rank) + n}] * 3
+
+    run_ranks(rank_main, backend=backend, timeout=120)
+
+
+def test_where_a_rank_receives() -> None:
+    bound = torch.device("cuda", 3)
+    assert accelerators.receiving("cuda", bound) == bound
+    assert accelerators.receiving("mps", bound) == torch.device("mps", 0)
+    assert accelerators.receiving("mps", None) == torch.device("mps", 0)
+
+
+def test_how_an_nccl_communicator_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class ProcessGroupNCCL:
+        class Options:
+            pass
+
+        def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+            made.append((store, rank, size, options, self))
+
+        def _set_sequence_number_for_group(self) -> None:
+            made.append("numbered")
+
+    monkeypatch.setattr(dist.distributed_c10d, "ProcessGroupNCCL", ProcessGroupNCCL, raising=False)
+    assert communicators.can_open("nccl")
+    store = dist.HashStore()
+    communicator = communicators.open_communicator("nccl", store, "a name", 1, (4, 7), 9.0)
+    inner, rank, size, options, self_ = made[0]
+    assert (rank, size, self_, made[1]) == (1, 2, communicator, "numbered")
+    assert (options.group_name, options.global_ranks_in_group) == ("a name", [4, 7])
+    assert options._timeout.total_seconds() == 9
+    inner.set("key", "1")
+    assert store.check(["a name/key"])
 
 
 class RecordingBackend:

@@ -1,8 +1,9 @@
 """Rewrites a scanned object into what msgpack packs as it is: for the objects that the scan alone cannot serve.
 
 That is what msgpack would mistake for another type (a bytearray, say), nesting beyond msgpack's limit, containers that
-repeat so often that writing each occurrence would explode, and containers that contain themselves. Too deep and too
-often repeated parts are *defined* once, in front of the tree, and referred to; a container on a cycle is pickled.
+repeat so often that writing each occurrence would explode, instances of dataclasses that occur twice and stay one, and
+containers that contain themselves. Parts that are too deep or repeated are *defined* once, in front of the tree, and
+referred to; a container on a cycle is pickled.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ class Later:
 class _Node:
     """A container: what comes first in its list, the keys if it stays a dict, and its items."""
 
-    __slots__ = ("cyclic", "depth", "head", "height", "items", "keys", "lowest", "obj", "part", "size")
+    __slots__ = ("count", "cyclic", "depth", "head", "height", "items", "keys", "lowest", "obj", "one", "part", "size")
 
     def __init__(self, obj: Any, head: list[Part], keys: list[Any] | None, items: list[Any], depth: int) -> None:
         self.obj, self.head, self.keys, self.items, self.depth = obj, head, keys, items, depth
         self.lowest = depth  # of the containers around this one that occur inside of it, the outermost one's depth
         self.cyclic = False
+        self.count = 0  # occurrences, as far as they matter: none, one, several
+        self.one = False  # whether it has to stay one object
         self.part: Part = None
         self.size = 1
         self.height = 0
@@ -68,7 +71,10 @@ class Rewriter:
         top = self._node(root, 0)
         if top is None:
             return self._leaf(root)
-        for node in self._inside_out(top):
+        order = self._inside_out(top)
+        if self._share and self._scan.dataclasses:
+            self._count(order)
+        for node in order:
             self._finish(node)
         return top.part
 
@@ -134,6 +140,17 @@ class Rewriter:
                     path[-1][0].lowest = min(path[-1][0].lowest, node.lowest)
         return order
 
+    def _count(self, order: list[_Node]) -> None:
+        """Find the instances that would be built more than once: they, or something around them, occur again."""
+        order[-1].count = 1
+        for node in reversed(order):
+            node.one = node.count > 1 and type(node.obj) in self._scan.dataclasses
+            times = 1 if node.one else node.count
+            for item in node.items:
+                inner = None if type(item) in SCALARS else self._nodes.get(id(item))
+                if inner is not None:
+                    inner.count = min(2, inner.count + times)
+
     def _finish(self, node: _Node) -> None:
         if node.cyclic or node.lowest < node.depth:
             node.part = Later(node.obj)
@@ -150,7 +167,7 @@ class Rewriter:
                 node.height = max(node.height, inner.height + 1)
         node.part = parts if node.keys is None else dict(zip(node.keys, parts, strict=True))
         repeated = node.size >= _WORTH_SHARING and id(node.obj) in self._repeated
-        if self._share and (repeated or node.height >= _MAX_HEIGHT):
+        if self._share and (node.one or repeated or node.height >= _MAX_HEIGHT):
             self.definitions.append([_DEFINITION, node.part])
             node.part = indexed(codes.SHARED, len(self.definitions) - 1)
             node.size, node.height = 1, 0

@@ -66,12 +66,13 @@ class MemoryWriter:
         if form is None:
             form = self._known[key] = tensors.form_of(tensor)
         storage = tensor.untyped_storage()
-        if form.hull and storage.nbytes() < tensor.storage_offset() * form.itemsize + form.hull:
+        low = tensor.data_ptr()
+        if form.hull and (not low or storage.nbytes() < tensor.storage_offset() * form.itemsize + form.hull):
             raise EncodeError(
                 f"a tensor of shape {list(tensor.shape)} has no memory behind it: its storage was freed or shrunk",
                 hint="send it before its storage is resized, or gather it first",
             )
-        index = self._add(tensor, form, tensor.data_ptr())
+        index = self._add(tensor, form, low)
         if form.flags & ACCELERATOR:
             self._devices[index] = tensor.device
         return index

@@ -142,12 +142,11 @@ class _Builder:
         """Tensors of a cluster are views of one tensor, so that autograd knows that they share memory."""
         if cluster.scattered:
             block = self._scattered(cluster, block)
-        base: torch.Tensor | None = None
-        for leaf, offset in cluster.members:
-            form = self._table.forms[leaf]
-            if form.is_tensor:
-                if base is None:
-                    base = block.bytes()
+        forms = [self._table.forms[leaf] for leaf, _ in cluster.members]
+        of_tensors = [form for form in forms if form.is_tensor]
+        base = tensors.base_of(of_tensors, block.storage()) if of_tensors else None
+        for form, (leaf, offset) in zip(forms, cluster.members, strict=True):
+            if base is not None and form.is_tensor:
                 self._leaves[leaf] = tensors.finished(form, tensors.view(form, base, offset))
             else:
                 self._leaves[leaf] = arrays.finished(form, arrays.over(form, block.host(), offset))

@@ -64,27 +64,49 @@ def _goes_by_reference(obj: Any) -> bool:
     return resolves(obj) and obj.__module__ not in cloudpickle.list_registry_pickle_by_value()
 
 
-def dump(leaves: list[Any], scan: Scan) -> list[Any]:
-    """Pickle the leaves into the memory of the scan. Returns the entry of the tables.
+class Stream:
+    """The pickle of all leaves of a scan, which may get more of them in the meantime."""
 
-    Raises:
-        Trouble: one of them cannot be pickled.
-    """
-    file = io.BytesIO()
-    buffers: list[int] = []
-    pickler = _Pickler(file, scan, lambda buffer: buffers.append(scan.memory.add_bytes(buffer.raw())))
-    for leaf in leaves:
-        try:
-            pickler.dump(leaf)
-        except Exception as error:
-            raise Trouble(leaf, pickled=True) from error
-    return [scan.memory.add_bytes(file.getbuffer()), len(leaves), buffers]
+    def __init__(self, scan: Scan) -> None:
+        self._scan = scan
+        self._pickled = 0
+        self._file = io.BytesIO()
+        self._buffers: list[int] = []
+        self._pickler: _Pickler | None = None
+
+    def dump(self) -> None:
+        """Pickle the leaves that are not pickled yet.
+
+        Raises:
+            Trouble: one of them cannot be pickled.
+        """
+        leaves = self._scan.leaves
+        while self._pickled < len(leaves):
+            if self._pickler is None:
+                self._pickler = _Pickler(self._file, self._scan, self._add_buffer)
+            leaf = leaves[self._pickled]
+            try:
+                self._pickler.dump(leaf)
+            except Exception as error:
+                raise Trouble(leaf, pickled=True) from error
+            self._pickled += 1
+
+    def _add_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        self._buffers.append(self._scan.memory.add_bytes(buffer.raw()))
+
+    def finish(self) -> list[Any] | None:
+        """The entry of the tables; None if there are no leaves."""
+        if self._pickler is None:
+            return None
+        return [self._scan.memory.add_bytes(self._file.getbuffer()), self._pickled, self._buffers]
 
 
 def failure(obj: Any) -> Exception | None:
     """The exception that pickling an object by itself raises, if any."""
+    scan = Scan("cluster", sys.maxsize)
+    scan.leaves.append(obj)
     try:
-        dump([obj], Scan("cluster", sys.maxsize))
+        Stream(scan).dump()
     except Trouble as trouble:
         cause = trouble.__cause__
         assert isinstance(cause, Exception)

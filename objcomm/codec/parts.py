@@ -38,6 +38,8 @@ class Parts:
         mistaken: some container holds what msgpack would mistake for something else, so the tree has to be rewritten.
         leaves: what the pickle stream holds.
         composites: name and parts of each, in front of those that it is a part of.
+        dataclasses: those that occur. Their instances keep their identity.
+        repeats: something that may hold such an instance occurs more than once.
     """
 
     def __init__(self, trust: Trust, threshold: int) -> None:
@@ -47,11 +49,14 @@ class Parts:
         self.mistaken = False
         self.leaves: list[Any] = []
         self.composites: list[tuple[str, list[Any]]] = []
+        self.dataclasses: set[type] = set()
+        self.repeats = False
         self._memory: MemoryWriter | None = None
         self._parts: dict[int, Part] = {}
         self._alive: list[Any] = []  # no id that is noted anywhere here is used again
         self._flattened: dict[int, tuple[str, list[Any]]] = {}
         self._in_stream: set[int] = set()
+        self._in_composites: set[int] = set()
         self._open: set[int] = set()
         self._no_pickle = False
         self._inert: dict[type, bool] = {}
@@ -93,7 +98,10 @@ class Parts:
             return self._tensor
         layout = classes.layout(kind)
         if layout is not None:
-            return self.classes.taker(layout)
+            take = self.classes.taker(layout)
+            if layout.kind == "dataclass":
+                self.dataclasses.add(kind)
+            return (lambda obj: self._registered(obj) or take(obj)) if registry.may_match(kind) else take
         np = sys.modules.get("numpy")
         if np is not None:
             if kind is np.ndarray:
@@ -109,8 +117,11 @@ class Parts:
 
     def other(self, obj: Any) -> Part:
         """A composite, or else a leaf of the pickle stream."""
+        return self._registered(obj) or self._pickled(obj)
+
+    def _registered(self, obj: Any) -> Part | None:
         entry = registry.find(obj)
-        return self._pickled(obj) if entry is None else self._composite(obj, entry)
+        return None if entry is None else self._composite(obj, entry)
 
     def _pickled(self, obj: Any) -> Part:
         if self.restricted:
@@ -194,27 +205,33 @@ class Parts:
         kind = type(obj)
         inert = self._inert.get(kind)
         if inert is None:
-            inert = self._inert[kind] = not _is_memory(kind) and not registry.may_match(kind)
+            known = _is_memory(kind) or kind in self.dataclasses or registry.may_match(kind)
+            inert = self._inert[kind] = not known
         if inert:
             return None
         part: Any = self._parts.get(id(obj))
         if part is None and id(obj) not in self._in_stream:
             part = self._stream_part(obj)
+        elif type(part) is list and kind in self.dataclasses and id(obj) not in self._in_composites:
+            # It is in the tree as well. There it becomes a leaf of the stream too, and so one object at the receiver.
+            self.leaves.append(obj)
+            self._parts[id(obj)] = indexed(codes.OPAQUE, len(self.leaves) - 1)
         if type(part) is not ExtType or part.code not in (codes.MEMORY, codes.COMPOSITE):
             return None
         index: int = int.from_bytes(part.data, "little")
         return index * 2 + bool(part.code == codes.COMPOSITE)
 
     def _stream_part(self, obj: Any) -> Part | None:
-        self._no_pickle = True
+        outer, self._no_pickle = self._no_pickle, True
         try:
             if _is_memory(type(obj)):
-                part = self._tensor(obj) if isinstance(obj, torch.Tensor) else self._array(obj)
+                part = self._tensor(obj) if issubclass(type(obj), torch.Tensor) else self._array(obj)
             else:
-                entry = registry.find(obj)
-                part = None if entry is None else self._composite(obj, entry)
+                part = self._registered(obj)
         except NeedsPickle:
             return None
+        finally:
+            self._no_pickle = outer
         if part is not None:
             self.remember(obj, part)
         return part

@@ -98,11 +98,14 @@ class Scan(Parts):
                         part = self.other(obj)
                     self.remember(obj, part)
                 elif not no_pickle or key in seen:
+                    if type(part) is list and not self.repeats:
+                        self.repeats = kind in self.dataclasses or not SCALARS.issuperset(map(type, part[1:]))
                     continue
                 elif type(part) is ExtType and part.code == codes.OPAQUE:
                     raise NeedsPickle
                 if no_pickle:
                     seen.add(key)
+                    self._in_composites.add(key)
                 if type(part) is list:
                     inside += part[1:]
         except (NeedsPickle, Entangled):

@@ -82,12 +82,16 @@ def pack(obj: Any, trust: Trust, threshold: int) -> Packed:
 
 def _pack_scanned(obj: Any, scan: Scan) -> Packed:
     definitions: list[Part] = []
+    stream = opaque.Stream(scan)
+    stream.dump()
+    scan.mistaken |= scan.repeats and bool(scan.dataclasses)
     try:
         tree = _pack_tree(obj, scan, definitions)
     except ValueError:
         scan.mistaken = True  # a string that msgpack has no room for
         tree = _pack_tree(obj, scan, definitions)
-    stream = opaque.dump(scan.leaves, scan) if scan.leaves else None
+    stream.dump()  # what the tree has added
+    entry = stream.finish()
     composites = b""
     if scan.composites:
         bodies = [[_DEFINITION, *parts] for _, parts in scan.composites]
@@ -97,9 +101,9 @@ def _pack_scanned(obj: Any, scan: Scan) -> Packed:
         composites = _pack(bodies, scan.part)
     memory = scan.finish()
     names = [name for name, _ in scan.composites]
-    tables = _pack([memory and memory.table, names, scan.classes.entries, stream, len(definitions)], scan.part)
+    tables = _pack([memory and memory.table, names, scan.classes.entries, entry, len(definitions)], scan.part)
     head = _HEADER.pack(TABLES, len(tables), len(composites))
-    return Packed(b"".join((head, tables, composites, tree)), memory, stream is not None)
+    return Packed(b"".join((head, tables, composites, tree)), memory, entry is not None)
 
 
 def _pack_tree(obj: Any, scan: Scan, definitions: list[Part]) -> bytes:

@@ -85,7 +85,12 @@ def _from_reduced(parts: list[Any]) -> Any:
 
 def _has_memory(obj: Any) -> bool:
     others = [name for name in dispatch_names(obj) if name not in _PYTHON]
-    return _is_subclass(obj) and len(others) == 1 and is_memory(others[0])
+    if not _is_subclass(obj) or len(others) != 1 or not is_memory(others[0]):
+        return False
+    try:
+        return bool(obj.untyped_storage().data_ptr()) or obj.numel() == 0
+    except RuntimeError:
+        return False
 
 
 def _is_dressed(obj: Any) -> bool:

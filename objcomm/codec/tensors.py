@@ -124,12 +124,24 @@ def memory_of(obj: torch.Tensor) -> torch.Tensor:
     return plain.set_(storage, obj.storage_offset(), obj.size(), obj.stride())
 
 
+def base_of(forms: list[Form], storage: torch.UntypedStorage) -> torch.Tensor:
+    """A flat tensor over memory, for :func:`view` of several tensors: of a dtype that can have gradients if one can."""
+    dtypes_ = [form.dtype for form in forms]
+    dtype = next((each for each in dtypes_ if each.is_floating_point or each.is_complex), dtypes_[0])
+    empty = torch.empty(0, dtype=dtype, device=storage.device)
+    return empty.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+
+
 def view(form: Form, base: torch.Tensor, offset: int) -> torch.Tensor:
-    """A tensor over a part of ``base``, flat bytes. It is a view of it as autograd knows them."""
+    """A tensor over memory, ``offset`` bytes into that of ``base``. It is a view of it as autograd knows them."""
     itemsize = form.itemsize
+    strides = [stride // itemsize for stride in form.strides]
     with torch.enable_grad():
-        typed = base[: base.numel() // itemsize * itemsize].view(form.dtype)
-        return typed.as_strided(form.shape, [stride // itemsize for stride in form.strides], offset // itemsize)
+        if base.dtype is not form.dtype:
+            # Any part will do, as long as both dtypes divide it.
+            common = max(itemsize, base.element_size())
+            base = base[: common // base.element_size()].view(form.dtype)
+        return base.as_strided(form.shape, strides, offset // itemsize)
 
 
 def finished(form: Form, tensor: torch.Tensor) -> torch.Tensor:
