@@ -112,8 +112,12 @@ ANCHORS = (
         "nnscaler.codegen.module.module", "ModuleCodeGen.emit_comm_groups", "self", mentions="model_init_statements"
     ),
     Anchor("nnscaler.codegen.module.module", "ModuleCodeGen.scale", "self node device"),
+    Anchor("nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.gen", "self device outfile attach"),
     Anchor(
-        "nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.gen", "self device outfile attach", mentions="devices"
+        "nnscaler.codegen.schedule.schedule",
+        "ScheduleCodeGen.__init__",
+        "self execplan runtime_ndevs scale_ndevs",
+        mentions="devices",
     ),
     Anchor("nnscaler.codegen.schedule.schedule", "ScheduleCodeGen.emit_node", "self node force_no_grad", ("0.8",)),
     Anchor(

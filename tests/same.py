@@ -94,7 +94,7 @@ class _Comparison:
                 assert a.maxlen == b.maxlen, path
         elif isinstance(a, set | frozenset):
             assert len(a) == len(b), f"{path}: {len(a)} elements became {len(b)}"
-            elements = [sorted(each, key=lambda item: (type(item).__name__, repr(item))) for each in (a, b)]
+            elements = [sorted(each, key=_order) for each in (a, b)]
             for index, (left, right) in enumerate(zip(*elements, strict=True)):
                 self.compare(left, right, f"{path}.element[{index}]")
         elif isinstance(a, slice):
@@ -306,6 +306,17 @@ def _state(obj: Any) -> dict[str, Any]:
     if isinstance(attributes, dict) and not isinstance(obj, type | types.ModuleType):
         state.update(attributes)
     return state
+
+
+def _order(item: Any) -> tuple[Any, ...]:
+    """A key to sort elements of sets by that does not depend on the order of the sets inside of them."""
+    if isinstance(item, frozenset):
+        return (type(item).__name__, str(sorted(map(_order, item))))
+    if isinstance(item, tuple):
+        return (type(item).__name__, str([_order(each) for each in item]))
+    if dataclasses.is_dataclass(item):
+        return (type(item).__name__, str([_order(value) for value in _state(item).values()]))
+    return (type(item).__name__, repr(item))
 
 
 def _keeps_identity(obj: Any) -> bool:

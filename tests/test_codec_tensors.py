@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from objcomm.codec import dtypes, encode, tensors
 from objcomm.errors import DecodeError, EncodeError
 from tests.loopback import arrive, loopback, plan_of
-from tests.memory_loop import assert_same_memory, bits, take_apart, through
+from tests.memory_loop import assert_same_memory, bits, reader_of, take_apart, through
 from tests.same import assert_same
 
 _QUANTIZED = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
@@ -36,11 +37,11 @@ def _random(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.randint(0, 2, shape, dtype=torch.uint8).view(torch.bool)
     tensor = torch.empty(0, dtype=dtype)
     storage = torch.randint(0, 256, (max(1, count) * dtype.itemsize,), dtype=torch.uint8).untyped_storage()
-    with torch.no_grad():
-        return tensor.set_(storage, 0, shape)
+    strides = torch.empty(shape, device="meta").stride()
+    return tensor.set_(storage, 0, shape, strides)
 
 
-# -- dtypes and memory -------------------------------------------------------------------------------------------------
+# -- dtypes and memory -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -81,8 +82,8 @@ def test_the_numbers_of_the_dtypes_never_change() -> None:
     assert dtypes.BY_CODE[9] is torch.bool
     assert dtypes.BY_CODE[15] is torch.uint64
     assert dtypes.BY_CODE[20] is torch.float8_e8m0fnu
-    assert dtypes.CODES[torch.uint7] == 46
-    assert dtypes.CODES[torch.int1] == 48
+    assert dtypes.name_of(46) == "torch.uint7"
+    assert dtypes.name_of(48) == "torch.int1"
     assert len(dtypes.BY_CODE) == len(dtypes.CODES)
 
 
@@ -150,7 +151,7 @@ def test_identity_and_the_threshold() -> None:
         assert_same(x, one)
 
 
-# -- what arrives is ordinary ------------------------------------------------------------------------------------------
+# -- what arrives is ordinary ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["grad", "no_grad", "inference"])
@@ -171,7 +172,7 @@ def test_what_arrives_is_ordinary_whatever_mode_the_caller_is_in(mode: Any, size
         assert tensor._version == version + 1
         tensor.requires_grad_()
         (tensor * tensor).sum().backward()
-        assert torch.equal(tensor.grad, torch.full_like(tensor, 4))
+        assert tensor.grad is not None and torch.equal(tensor.grad, torch.full_like(tensor, 4))
         tensor.requires_grad_(False)
         assert tensor.resize_(3).shape == (3,)
 
@@ -192,18 +193,11 @@ def test_changing_one_leaves_the_others_alone(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_tensor_that_grows_never_grows_over_its_neighbour(size: int) -> None:
     a, b = loopback([torch.ones(size), torch.full((size,), 2.0)])
-    try:
+    # Only a part of a larger block cannot grow, and says so.
+    part = size == 3000
+    with pytest.raises(RuntimeError, match="not resizable") if part else contextlib.nullcontext():
         a.resize_(2 * size).fill_(5)
-    except RuntimeError as error:
-        assert "not resizable" in str(error)
     assert torch.equal(b, torch.full((size,), 2.0))
-
-
-def test_small_and_whole_tensors_can_grow() -> None:
-    for size in (7, 1 << 18):
-        (a,) = loopback([torch.ones(size)])
-        a.resize_(2 * size).fill_(5)
-        assert float(a.sum()) == 10 * size
 
 
 def test_views_that_share_memory_are_views_for_autograd_too() -> None:
@@ -233,7 +227,7 @@ def test_small_tensors_do_not_keep_the_block_that_they_came_in() -> None:
     assert [each.tolist() for each in received] == [[1.0] * 3, [1.0] * 4]
 
 
-# -- gradients ---------------------------------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------------------------------------
 
 
 def test_requires_grad_is_kept_and_history_is_not() -> None:
@@ -267,7 +261,7 @@ def test_a_module_and_its_tied_weights() -> None:
     assert_same(module.state_dict(), loopback(module.state_dict()))
 
 
-# -- what the caller has switched on ---------------------------------------------------------------------------------------
+# -- what the caller has switched on ---------------------------------------------------------------------------------
 
 
 class _Everything(torch.overrides.TorchFunctionMode):
@@ -329,14 +323,12 @@ def test_areas_made_in_inference_mode_hold_ordinary_tensors() -> None:
     with torch.inference_mode():
         inline = inline.clone()
         segments = [segment.clone() for segment in memory.segments]
-    from tests.memory_loop import reader_of
-
     received = reader_of(memory).build(inline, segments)
     assert not any(each.is_inference() for each in received)
     assert_same_memory(objs, received)
 
 
-# -- what cannot be sent ---------------------------------------------------------------------------------------------------
+# -- what cannot be sent ---------------------------------------------------------------------------------------------
 
 
 def _freed() -> torch.Tensor:
@@ -366,7 +358,6 @@ def test_an_empty_tensor_needs_no_memory() -> None:
 
 def test_many_small_tensors_of_many_kinds() -> None:
     kinds = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint16]
-    objs = [
-        _random(kinds[number % 7], *[[], [number % 5], [2, 3], [1, number % 3, 2]][number % 4]) for number in range(500)
-    ]
+    shapes: list[list[int]] = [[], [3], [0], [2, 3], [1, 4, 2]]
+    objs = [_random(kinds[number % 7], *shapes[number % 5]) for number in range(500)]
     assert_same_memory(objs, through(objs))

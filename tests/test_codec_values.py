@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from objcomm.codec import Encoded, deep, encode
 from objcomm.errors import DecodeError, EncodeError, LimitError, TrustError
 from tests.generated import Generator
-from tests.loopback import MAX_BYTES, arrive, loopback, plan_of
+from tests.loopback import arrive, loopback, plan_of
 from tests.same import assert_same
 from tests.values import PLAIN, TENSORS, VALUES, Config, Frozen, Pair, Plain, quietly
 
@@ -37,7 +37,6 @@ ROOT = Path(__file__).parent.parent
 def test_value_arrives_as_it_was_sent(name: str, make: Callable[[], object]) -> None:
     obj = make()
     assert_same(obj, quietly(lambda: loopback(obj)))
-    assert_same(make(), make()) if name in ("none", "dict") else None
 
 
 @pytest.mark.parametrize(("name", "make"), VALUES, ids=[name for name, _ in VALUES])
@@ -517,4 +516,3 @@ def test_plain_values_are_fast() -> None:
     floor = _best(lambda: msgpack.packb(wide), 20) + _best(lambda: msgpack.unpackb(packed), 20)
     ours = _best(lambda: encode(wide), 20) + _best(lambda: arrive(encoded), 20)
     assert ours < 3 * floor
-    assert MAX_BYTES

@@ -19,13 +19,13 @@ import torch
 
 from ..config import Trust
 from ..errors import DecodeError, EncodeError, ObjcommError, TrustError
-from . import instances, opaque, path, registry
+from . import codes, instances, opaque, path, registry
 from . import skeleton as _skeleton
 from .build import Builder
 from .into import Filling
 from .levels import Trouble
 from .memory import Memory, MemoryReader
-from .outline import decoding_error
+from .outline import decoding_error, locate
 from .parts import CLUSTER_HINT
 
 # They register how tensors travel that are more than memory. What is registered later is asked first: what takes any
@@ -214,20 +214,30 @@ def parse(
     if parsed.memory is None and (inline_bytes or segments):
         raise DecodeError("the message has an inline area or segments that its skeleton does not use")
     if restricted and parsed.stream is not None:
-        raise TrustError("the message holds a pickle, and trust is restricted", hint=CLUSTER_HINT)
-    for name in parsed.names:
+        refusal = TrustError("the message holds a pickle, and trust is restricted", hint=CLUSTER_HINT)
+        raise locate(refusal, parsed, (codes.OPAQUE,), 0)
+    for index, name in enumerate(parsed.names):
         entry = registry.named(name)
         if entry is None:
-            raise DecodeError(f"no composite named {name!r} is registered here", hint="import what registers it")
+            unknown = DecodeError(f"no composite named {name!r} is registered here", hint="import what registers it")
+            raise locate(unknown, parsed, (codes.COMPOSITE,), index)
         if restricted and entry.code:
-            raise TrustError(f"the message holds code ({name}), and trust is restricted", hint=CLUSTER_HINT)
+            refusal = TrustError(f"the message holds code ({name}), and trust is restricted", hint=CLUSTER_HINT)
+            raise locate(refusal, parsed, (codes.COMPOSITE,), index)
+    entries: list[instances.Resolved] = []
+    memory: Any = None
     try:
-        entries = [instances.resolve(entry, restricted=restricted) for entry in parsed.classes]
-        memory: Any = None
-        if parsed.memory is not None:
-            memory = MemoryReader(parsed.memory, inline_bytes=inline_bytes, segments=segments, max_bytes=max_bytes)
-    except ObjcommError:
-        raise
+        for names in parsed.classes:
+            entries.append(instances.resolve(names, restricted=restricted))
+    except ObjcommError as error:
+        raise locate(error, parsed, (codes.INSTANCE, codes.MEMBER), len(entries))  # noqa: B904  the same error
     except Exception as error:
-        raise DecodeError(f"the skeleton is malformed: {type(error).__name__}: {error}") from error
+        raise DecodeError(f"the class table is malformed: {path.reason(error)}") from error
+    if parsed.memory is not None:
+        try:
+            memory = MemoryReader(parsed.memory, inline_bytes=inline_bytes, segments=segments, max_bytes=max_bytes)
+        except ObjcommError:
+            raise
+        except Exception as error:
+            raise DecodeError(f"the memory table is malformed: {path.reason(error)}") from error
     return Plan(parsed, entries, memory, segments, restricted)

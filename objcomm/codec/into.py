@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import DecodeError
-from . import arrays, instances, skeleton, tensors
+from . import arrays, instances, skeleton, statedict, tensors
 from .address import bytes_at, words
 from .form import READ_ONLY, Form
 from .memory_table import Table
@@ -26,8 +26,8 @@ from .sketch import Other, Slot, sketch
 
 _HINT = "pass an object of the same structure, or receive without into"
 
-# Composites that are a tensor with something put on: the tensor inside is the one that is filled.
-_DRESSES = ("tensor.attributes", "tensor.parameter")
+# Composites whose first part is the object itself, without what is put on: that is what is compared.
+_DRESSES = ("tensor.attributes", "tensor.parameter", statedict.NAME)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Filling:
         self._compare(received, into, ROOT)
         self._check_sharing()
 
-    # -- comparing -----------------------------------------------------------------------------------------------------
+    # -- comparing ---------------------------------------------------------------------------------------------------
 
     def _compare(self, received: Any, into: Any, path: str) -> None:
         kind = type(received)
@@ -85,7 +85,7 @@ class Filling:
             what = received.name.removeprefix("tensor.")
             raise _mismatch(f"a tensor of the kind {what!r} arrives, which cannot be filled in place", path)
         if kind is Other or not _holds(kind):
-            if _is_memory(into) or (kind is not Other and _holds(type(into))):
+            if _is_memory(into) or _holds(type(into)):
                 raise _mismatch(f"into has {describe(into)}, received is {_name(received)}", path)
             return
         if type(into) is not kind:
@@ -163,7 +163,7 @@ class Filling:
         assert self._table is not None
         return self._table.forms[leaf]
 
-    # -- filling -------------------------------------------------------------------------------------------------------
+    # -- filling -----------------------------------------------------------------------------------------------------
 
     def targets(self, segments: Sequence[tuple[int, bool]]) -> list[torch.Tensor | None]:
         """For each segment the memory of the one tensor or array that is in it, if it lies there as it travels."""

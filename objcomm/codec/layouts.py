@@ -25,7 +25,7 @@ _QUANTIZED = {torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: 
 _PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
 
 
-# -- attributes and parameters -----------------------------------------------------------------------------------------
+# -- attributes and parameters ---------------------------------------------------------------------------------------
 
 
 def _with_attributes(obj: Any) -> list[Any]:
@@ -50,7 +50,7 @@ def _from_parameter(parts: list[Any]) -> Any:
     return torch.nn.Parameter(tensor_part(tensor), requires_grad=boolean(requires_grad))
 
 
-# -- bits, zeros, meta -------------------------------------------------------------------------------------------------
+# -- bits, zeros, meta -----------------------------------------------------------------------------------------------
 
 
 def _without_bits(obj: Any) -> list[Any]:
@@ -79,7 +79,7 @@ def _from_meta(parts: list[Any]) -> Any:
     return requiring(torch.empty_strided(shape, strides, dtype=dtype, device="meta"), requires_grad)
 
 
-# -- quantized ---------------------------------------------------------------------------------------------------------
+# -- quantized -------------------------------------------------------------------------------------------------------
 
 
 def _quantized(obj: Any) -> list[Any]:
@@ -124,7 +124,7 @@ def _from_quantized(parts: list[Any]) -> Any:
     return empty
 
 
-# -- others ------------------------------------------------------------------------------------------------------------
+# -- others ----------------------------------------------------------------------------------------------------------
 
 
 def _bytes_of(obj: torch.UntypedStorage) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +41,21 @@ def decoding_error(error: Exception, parsed: skeleton.Parsed, builder: Builder |
     return error
 
 
+def locate(error: ObjcommError, parsed: skeleton.Parsed, codes_: tuple[int, ...], index: int) -> ObjcommError:
+    """The error, with the path of the first part that has one of the codes and the index."""
+    try:
+        outline = _Outline(parsed, None)
+        paths = (outline.find(_Leaf(code, codes.number(index))) for code in codes_)
+        error.path = next((path for path in paths if path is not None), None)
+    except Exception:
+        error.path = None
+    return error
+
+
 class _Outline:
     """The tree of a message with its leaves left as they are."""
 
-    def __init__(self, parsed: skeleton.Parsed, builder: Builder) -> None:
+    def __init__(self, parsed: skeleton.Parsed, builder: Builder | None) -> None:
         self._parsed = parsed
         self._builder = builder
         tree = skeleton.unpack(parsed.tree, _Leaf, None, _Pairs)
@@ -52,25 +64,26 @@ class _Outline:
 
     def path(self) -> str | None:
         builder = self._builder
+        assert builder is not None
         if len(builder.composites) < len(self._parsed.names):
-            return self._find(_Leaf(codes.COMPOSITE, codes.number(len(builder.composites))))
+            return self.find(_Leaf(codes.COMPOSITE, codes.number(len(builder.composites))))
         if self._parsed.stream is not None and len(builder.opaque) < self._parsed.stream.leaves:
-            return self._find(_Leaf(codes.OPAQUE, codes.number(len(builder.opaque))))
+            return self.find(_Leaf(codes.OPAQUE, codes.number(len(builder.opaque))))
         builder.restart()
         try:
             for index, body in enumerate(self._definitions):
-                where = self._find(_Leaf(codes.SHARED, codes.number(index))) or ROOT
+                where = self.find(_Leaf(codes.SHARED, codes.number(index))) or ROOT
                 builder.shared.append(self._build(body, where))
             self._build(self._root, ROOT)
         except _Failed as failed:
             return failed.path
         return None
 
-    def _find(self, leaf: _Leaf) -> str | None:
+    def find(self, leaf: _Leaf) -> str | None:
         """The path of a leaf, through shared definitions if need be."""
 
         def search(node: Any, path: str) -> str | None:
-            if node == leaf and type(node) is _Leaf:
+            if leaf == (node[0] if type(node) is list and node else node):
                 return path
             for label, child in self._children(node):
                 found = search(child, path + label)
@@ -81,12 +94,13 @@ class _Outline:
         found = search(self._root, ROOT)
         for index, body in enumerate(self._definitions) if found is None else ():
             below = search(body, "")
-            above = None if below is None else self._find(_Leaf(codes.SHARED, codes.number(index)))
+            above = None if below is None else self.find(_Leaf(codes.SHARED, codes.number(index)))
             if above is not None and below is not None:
                 return above + below
         return found
 
     def _build(self, node: Any, path: str) -> Any:
+        assert self._builder is not None
         built = {id(child): self._build(child, path + label) for label, child in self._children(node)}
         try:
             if type(node) is _Leaf:
@@ -112,16 +126,19 @@ class _Outline:
             return [(f"[{index}]", child) for index, child in enumerate(node)]
         labels = self._labels(head)
         if labels is None:
-            first = len(node) % 2 == 0
-            keys, items = node[1 + first :: 2], node[2 + first :: 2]
-            return [pair for key, value in zip(keys, items, strict=True) for pair in self._entry(key, value)]
+            first = 2 if head.code == codes.DEFAULT_DICT else 1
+            entries = zip(node[first::2], node[first + 1 :: 2], strict=True)
+            factory = [(".default_factory", child) for child in node[1:first]]
+            return [*factory, *(pair for key, value in entries for pair in self._entry(key, value))]
         return [(labels(index), child) for index, child in enumerate(node[1:])]
 
     def _entry(self, key: Any, value: Any) -> list[tuple[str, Any]]:
-        try:
-            text = show(self._build(key, ""))
-        except _Failed:
-            text = "?"
+        text = "?"
+        if type(key) not in (_Leaf, _Pairs, list):
+            text = show(key)
+        elif self._builder is not None:
+            with suppress(_Failed):
+                text = show(self._build(key, ""))
         return [(f".key({text})", key), (f"[{text}]", value)]
 
     def _labels(self, head: _Leaf) -> Callable[[int], str] | None:

@@ -184,6 +184,10 @@ class Parts:
             self._flattened[key] = (entry.name, list(entry.flatten(obj)))
             self._alive.append(obj)
         name, parts = self._flattened[key]
+        instance = _instance_in(parts) if self.restricted and not entry.instances else None
+        if instance is not None:
+            what = f"{describe(obj)} with {describe(instance)} as one of its parts"
+            raise TrustError(f"{what} is only sent in cluster trust", hint=CLUSTER_HINT)
         outer, self._no_pickle = self._no_pickle, True
         self._open.add(key)
         try:
@@ -239,6 +243,17 @@ class Parts:
     def in_stream(self, obj: Any) -> tuple[str, list[Any]] | None:
         """Name and parts of a composite that goes into the stream."""
         return self._flattened.get(id(obj)) if id(obj) in self._in_stream else None
+
+
+def _instance_in(part: Any) -> Any:
+    """An instance of a class that travels by reference, or None. Rebuilding a composite might make it run code."""
+    if isinstance(part, dict):
+        part = [*part.keys(), *part.values()]
+    elif classes.layout(type(part)) is not None:
+        return part
+    if isinstance(part, (list, tuple, set, frozenset)):
+        return next((found for found in map(_instance_in, part) if found is not None), None)
+    return None
 
 
 def _is_memory(kind: type) -> bool:

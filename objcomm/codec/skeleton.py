@@ -16,6 +16,7 @@ these and the object.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,22 +32,47 @@ from .memory import Memory
 from .scan import Scan
 
 PLAIN, TABLES = 0, 1
+_PLAIN_BYTE = bytes([PLAIN])
 _HEADER = struct.Struct("<BII")
 _DEFINITION = ext(codes.DEFINITION)
 
 
-def _pack(obj: Any, default: Callable[[Any], Part] | None = None, prefix: int | None = None) -> bytes:
-    packer = Packer(strict_types=True, unicode_errors="surrogatepass", autoreset=False, default=default)
-    if prefix is not None:
-        packer.pack(prefix)
+class _Warm(threading.local):
+    """A packer that keeps its buffer: a fresh one of 100 KiB costs more page faults than packing costs."""
+
+    packer: Packer | None = None
+
+
+_warm = _Warm()
+_MOST_WARM_BYTES = 1 << 20
+
+
+def _pack_native(obj: Any) -> bytes:
+    """Pack what msgpack has types for, behind the format byte."""
+    # Taken, not borrowed: a collection may run a destructor that encodes something in the middle of this.
+    packer, _warm.packer = _warm.packer or Packer(strict_types=True), None
+    packed = _packed(packer, obj)
+    if len(packed) <= _MOST_WARM_BYTES:
+        _warm.packer = packer
+    return b"".join((_PLAIN_BYTE, packed))
+
+
+def _pack(obj: Any, default: Callable[[Any], Part] | None = None) -> bytes:
     try:
-        packer.pack(obj)
+        return _packed(Packer(strict_types=True, default=default), obj)
+    except UnicodeEncodeError:  # a lone surrogate; with this error handler, msgpack copies every string once more
+        return _packed(Packer(strict_types=True, default=default, unicode_errors="surrogatepass"), obj)
+
+
+def _packed(packer: Packer, obj: Any) -> bytes:
+    try:
+        packed: bytes = packer.pack(obj)
     except ValueError as error:
-        # The message is msgpack's only way to say so; any other ValueError is about a size.
+        # The message is msgpack's only way to say so; any other ValueError is about a size or a string.
         if "recursion" in str(error):
             raise Entangled from error
         raise
-    return packer.bytes()  # type: ignore[no-any-return]
+    return packed
 
 
 class Packed(NamedTuple):
@@ -68,9 +94,9 @@ def pack(obj: Any, trust: Trust, threshold: int) -> Packed:
         level = first_foreign(obj, threshold)
         if level is None:
             try:
-                return Packed(_pack(obj, prefix=PLAIN))
+                return Packed(_pack_native(obj))
             except (OverflowError, ValueError):
-                level = [obj]  # an integer or a string that msgpack has no room for
+                level = [obj]  # an integer or a string that msgpack has no room for, or lone surrogates
         scan = Scan(trust, threshold)
         scan.walk(level)
         return _pack_scanned(obj, scan)

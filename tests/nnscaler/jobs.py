@@ -238,6 +238,23 @@ def gradient_lost(rank: int, case: Case, name: str) -> tuple[str, str]:
     return "nothing", ""
 
 
+def call_module(rank: int, case: Case, name: str) -> int:
+    """Call the generated module as any other, and compare loss and parameters after a step."""
+    from nnscaler import build_optimizer
+
+    with _generated(rank, case, name) as module:
+        single = make_model(case)
+        optimizers = [torch.optim.SGD(single.parameters(), lr=0.01), build_optimizer(module, torch.optim.SGD, lr=0.01)]
+        x, content = sample(3)
+        # 0.8 demands None for what a rank does not use: the object that is made of it comes from rank 0.
+        losses = [single(x, content), module(x, content if rank == 0 else None)]
+        compare(losses[1], losses[0])
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+        return compare_parameters(module, parameters_of(single))
+
+
 def strict_transfers(rank: int, case: Case, name: str, control: bool) -> dict[str, int]:
     """How many transfers of each dtype went over the strict group that stands for the accelerators' own."""
     import objcomm

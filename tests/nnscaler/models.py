@@ -230,6 +230,15 @@ class Scaled(nn.Module):
         return x.sum()
 
 
+class ReturningData(Direct):
+    """Returns the sample as the dataloader gave it beside the loss."""
+
+    def forward(self, x: Tensor, content: Any) -> Any:
+        for layer in self.layers:
+            x = add_bias(layer(x), content)
+        return x.sum(), content
+
+
 @nnscaler.register_op("n^ d^, ? -> ?")
 def make_function(x: Tensor, content: Any) -> Any:
     bias = content["content"]["bias"]

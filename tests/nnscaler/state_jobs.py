@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import nnscaler_integration
 
 from .cases import Case
@@ -64,7 +66,7 @@ def install_and_uninstall(rank: int) -> str:
 
 
 def _codes(case: Case, name: str, folder: str, **options: Any) -> str:
-    generate(case, name, folder, load_module=False, world=case.plan, **options)
+    generate(case, name, folder, load_module=False, **{"world": case.plan, **options})
     return "".join(path.read_text() for path in sorted(Path(folder).rglob("gencode*.py")))
 
 
@@ -134,3 +136,29 @@ def reuse_code_without_objects(rank: int) -> dict[str, bool]:
 
 def reuse_own_code(rank: int) -> dict[str, bool]:
     return _kept(OBJECTS, "own", installed_first=True)
+
+
+def code_of(rank: int, case: Case, world: int) -> str:
+    """The code of all ranks of a world of any size."""
+    nnscaler_integration.install()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return _codes(case, "code", folder, world=world)
+    finally:
+        nnscaler_integration.uninstall()
+
+
+def volumes(rank: int) -> list[int]:
+    """What the estimate says of a value that cannot be pickled, for one receiver and for two, and of one unknown."""
+    from nnscaler.ir.cten import IRObject
+
+    from nnscaler_integration.plan import Broadcast, Move
+    from nnscaler_integration.prims import make_adapter
+
+    known = IRObject("known", value={"a": torch.zeros(3, 4), "b": lambda: None})
+    adapters = [
+        make_adapter([known], [Move(0, 1)]),
+        make_adapter([known], [Broadcast(0, (1, 2))]),
+        make_adapter([IRObject("unknown")], [Move(0, 1)]),
+    ]
+    return [prim.volume() for adapter in adapters for prim in adapter.prims]

@@ -161,6 +161,28 @@ def test_outputs(run: Run, model: str, options: dict[str, Any]) -> None:
         assert outcome.outputs is not None  # compared with those of one process, on every rank
 
 
+@pytest.mark.parametrize("options", [TWO, TWO | SCHEDULE], ids=["no schedule", "1f1b"])
+def test_outputs_that_one_dataloader_gave(run: Run, options: dict[str, Any]) -> None:
+    run(staged("ReturningData", options | {"loaders": (0,)}, object_outputs=True))
+
+
+def test_a_module_that_is_called(pool: Pool, version: str) -> None:
+    # Not end to end: the generated module has a forward, and autograd runs through it.
+    case = Case("Pieces", "Flat", {"single": ("make_pieces",)}, config={"use_end2end": False})
+    assert pool.run("tests.nnscaler.jobs:call_module", 2, case, "called") == [2, 2]
+
+
+def test_a_broadcast_is_shifted_with_its_replica(pool: Pool, version: str) -> None:
+    case = staged("Pieces", {"cuts": (1,), "devices": ((0,), (1, 2))} | SCHEDULE)
+    (code,) = pool.run("tests.nnscaler.state_jobs:code_of", 1, case, 6)
+    found = re.findall(r"= objcomm.broadcast_object\(.*(src=\d, ranks=\[[\d, ]+\])", code)
+    assert found == ["src=0, ranks=[0, 1, 2]"] * 3 + ["src=3, ranks=[3, 4, 5]"] * 3
+
+
+def test_the_estimate_of_the_volume_pickles_nothing(pool: Pool, version: str) -> None:
+    assert pool.run("tests.nnscaler.state_jobs:volumes", 1) == [[12 + 2, 2 * (12 + 2), 1]]
+
+
 def test_a_gradient_is_never_lost_silently(pool: Pool, version: str) -> None:
     case = staged("Hidden", TWO)
     sender, receiver = pool.run("tests.nnscaler.jobs:gradient_lost", 2, case, "hidden")
