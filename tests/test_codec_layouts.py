@@ -287,6 +287,22 @@ def test_what_cannot_travel_is_refused_with_the_reason(name: str) -> None:
     assert caught.value.path == "obj['a'][1]"
 
 
+def test_distributed_tensors_are_refused() -> None:
+    import torch.distributed as dist
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        mesh = dist.init_device_mesh("cpu", (1,))
+        tensor = distribute_tensor(torch.ones(4), mesh, [Replicate()])
+        for each in (tensor, torch.nn.Parameter(tensor)):
+            with pytest.raises(EncodeError, match="DTensor cannot be sent.*to_local"):
+                encode([each])
+        assert_same(torch.ones(4), loopback(tensor.to_local()))
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad])
 def test_tensors_of_a_transform_are_refused(transform: Any) -> None:
     def inside(x: torch.Tensor) -> torch.Tensor:

@@ -372,7 +372,6 @@ PICKLED: list[tuple[str, Callable[[], object]]] = [
     ("tensor in an object", lambda: _of(torch.arange(4.0), lambda t: [t, Plain(t=t, views=[t[1:], t.view(2, 2)])])),
     ("array in an object", lambda: _of(np.arange(4), lambda a: [Plain(a=a, more=(a, np.ones(3))), a])),
     ("module", lambda: torch.nn.Linear(2, 3)),
-    ("state dict", lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).state_dict()),
     ("defaultdict of a function", lambda: defaultdict(_closure, a=_closure())),
 ]
 
@@ -464,6 +463,7 @@ TENSORS: list[tuple[str, Callable[[], object]]] = [
     ("result of a computation", lambda: torch.ones(2, requires_grad=True) * 2),
     ("large tensor", lambda: torch.arange(300_000.0)),
     ("many tensors", lambda: [torch.full((16,), float(i)) for i in range(200)]),
+    ("state dict", lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).state_dict()),
     ("large and small", lambda: {"big": torch.arange(400_000), "small": torch.ones(3), "t": torch.ones(400, 400).t()}),
     ("sparse", lambda: [_coo(False), _coo(True)]),
     *((str(layout), functools.partial(_compressed, layout)) for layout in (torch.sparse_csr, torch.sparse_csc)),

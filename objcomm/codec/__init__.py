@@ -211,6 +211,8 @@ def parse(
     """
     parsed = _skeleton.parse(skeleton)
     restricted = trust == "restricted"
+    if parsed.plain and not inline_bytes and not segments:
+        return Plan(parsed, [], None, (), restricted)
     if parsed.memory is None and (inline_bytes or segments):
         raise DecodeError("the message has an inline area or segments that its skeleton does not use")
     if restricted and parsed.stream is not None:

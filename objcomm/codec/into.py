@@ -8,7 +8,7 @@ all of it matches.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,12 +137,12 @@ class Filling:
             for number, cluster in enumerate(self._table.clusters)
             for leaf, offset in cluster.members
         }
-        by_device: dict[str, list[Span]] = {}
+        domains: dict[Hashable, list[Span]] = {}
         for leaf, match in self._matches.items():
             if match.form.hull:
-                device = str(match.target.device) if isinstance(match.target, torch.Tensor) else "cpu"
-                by_device.setdefault(device, []).append(Span(leaf, match.low, match.form))
-        for spans in by_device.values():
+                domain = tensors.domain_of(match.target) if isinstance(match.target, torch.Tensor) else None
+                domains.setdefault(domain, []).append(Span(leaf, match.low, match.form))
+        for spans in domains.values():
             for group in sharing_of(spans):
                 self._check_group(group, places)
 

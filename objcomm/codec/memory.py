@@ -14,6 +14,7 @@ says where. Empty leaves are in neither.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -118,14 +119,14 @@ class MemoryWriter:
             return Memory(sources, self._threshold)
 
     def _clusters(self) -> list[Cluster]:
-        by_device: dict[torch.device | None, list[tuple[int, int, int]]] = {None: []}
+        domains: dict[Hashable, list[tuple[int, int, int]]] = {None: []}
         devices = self._devices
         for leaf, (low, form) in enumerate(zip(self._lows, self._forms, strict=True)):
             if form.hull and form.code != BYTES:
-                device = devices.get(leaf) if devices else None
-                by_device.setdefault(device, []).append((low, low + form.hull, leaf))
+                domain = tensors.domain_of(self._leaves[leaf]) if leaf in devices else None
+                domains.setdefault(domain, []).append((low, low + form.hull, leaf))
         clusters: list[Cluster] = []
-        for spans in by_device.values():
+        for spans in domains.values():
             spans.sort()
             if any(after[0] < before[1] for before, after in pairwise(spans)):
                 clusters += clusters_of([Span(leaf, low, self._forms[leaf]) for low, _, leaf in spans])

@@ -144,11 +144,17 @@ def _pack_tree(obj: Any, scan: Scan, definitions: list[Part]) -> bytes:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _check(blob: memoryview) -> None:
-    """Whether it is one whole msgpack object: then what it allocates is bounded by its own length.
+_SHORT_BYTES = 4096
 
-    msgpack makes a list as long as its header says before it looks for the items.
+
+def _check(blob: memoryview) -> None:
+    """Whether a long blob is one whole msgpack object: then what it allocates is bounded by its own length.
+
+    msgpack makes a list as long as its header says before it looks for the items, each of which may be such a list;
+    how long it may say grows with the blob, so that a short one needs no second look.
     """
+    if len(blob) <= _SHORT_BYTES:
+        return
     unpacker = Unpacker(max_buffer_size=max(1, len(blob)), strict_map_key=False)
     unpacker.feed(blob)
     unpacker.skip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from .form import ACCELERATOR, PARAMETER, REQUIRES_GRAD, Form
 
 _C: Any = torch._C
 _dispatch_keys = _C._dispatch_keys
+_number_of: Callable[[Any], Any] = getattr(_C.DispatchKeySet, "raw_repr", repr)
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
@@ -21,7 +22,7 @@ _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 # meta and wrapped tensors answer to more, or to something else.
 _BACKEND = re.compile(r"CPU|CUDA|XPU|MPS|HPU|MTIA|IPU|PrivateUse1")
 _COMMON = re.compile(r"ADInplaceOrView|Autograd\w+|Autocast\w+")
-_plain_keys: dict[int, bool] = {}
+_plain_keys: dict[Any, bool] = {}
 
 
 def is_plain(obj: torch.Tensor) -> bool:
@@ -29,7 +30,7 @@ def is_plain(obj: torch.Tensor) -> bool:
     if type(obj) not in _PLAIN_TYPES or obj.__dict__:
         return False
     keys = _dispatch_keys(obj)
-    known = _plain_keys.get(keys.raw_repr())
+    known = _plain_keys.get(_number_of(keys))
     return _look_up(keys) if known is None else known
 
 
@@ -45,7 +46,7 @@ def _names(keys: Any) -> list[str]:
 def _look_up(keys: Any) -> bool:
     others = _names(keys)
     plain = len(others) == 1 and is_memory(others[0])
-    _plain_keys[keys.raw_repr()] = plain
+    _plain_keys[_number_of(keys)] = plain
     return plain
 
 
@@ -56,6 +57,16 @@ def is_memory(name: str) -> bool:
 
 def on_accelerator(device: torch.device) -> bool:
     return device.type != "cpu"
+
+
+def domain_of(tensor: torch.Tensor) -> Hashable:
+    """Where addresses tell which tensors overlap: the whole CPU, but only one storage of an accelerator.
+
+    What an accelerator calls a data pointer need not be an address.
+    """
+    if not on_accelerator(tensor.device):
+        return None
+    return tensor.device, tensor.untyped_storage().data_ptr()
 
 
 def current_accelerator() -> torch.device:
