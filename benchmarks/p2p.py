@@ -152,8 +152,17 @@ def count_messages(payload: Payload) -> int:
     return objcomm.stats()["messages_sent"] - before
 
 
+def pin(rank: int) -> None:
+    """One core a rank: on a busy machine the scheduler's moves cost more than a small message does."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
 def worker(rank: int, port: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
+    if not options.unpinned:
+        pin(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     torch.manual_seed(0)
@@ -206,6 +215,7 @@ def main() -> None:
     parser.add_argument("--payloads", nargs="*", metavar="P", help="some of P1 to P8; all by default")
     parser.add_argument("--rounds", type=int, default=15, help="rounds in which the methods take turns")
     parser.add_argument("--seconds", type=float, default=12.0, help="about how long a payload may take")
+    parser.add_argument("--unpinned", action="store_true", help="leave the ranks' cores to the scheduler")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
     print("one-way medians, two ranks over gloo; memory: peak of a send / a receive beyond the object itself")

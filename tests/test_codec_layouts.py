@@ -296,7 +296,7 @@ def test_distributed_tensors_are_refused() -> None:
         mesh = dist.init_device_mesh("cpu", (1,))
         tensor = distribute_tensor(torch.ones(4), mesh, [Replicate()])
         for each in (tensor, torch.nn.Parameter(tensor)):
-            with pytest.raises(EncodeError, match="DTensor cannot be sent.*to_local"):
+            with pytest.raises(EncodeError, match=r"DTensor cannot be sent.*to_local"):
                 encode([each])
         assert_same(torch.ones(4), loopback(tensor.to_local()))
     finally:

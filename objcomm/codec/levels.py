@@ -43,13 +43,21 @@ def first_foreign(root: Any, threshold: int) -> list[Any] | None:
         Entangled: there are more levels than msgpack nests.
     """
     level = [root]
-    for _ in range(MAX_LEVELS):
-        kinds = kinds_of(level)
-        if not kinds <= NATIVE or (bytes in kinds and has_big_bytes(level, threshold)):
-            return level
-        if kinds.isdisjoint(CONTAINERS):
-            return None
-        level = gc.get_referents(*narrowed(level))
+    try:
+        for _ in range(MAX_LEVELS):
+            kinds = set(map(type, level))
+            if kinds <= SCALARS and bytes not in kinds:
+                return None
+            if not kinds <= NATIVE or (bytes in kinds and has_big_bytes(level, threshold)):
+                return level
+            level = gc.get_referents(*(level if len(level) < _WIDE else narrowed(level)))
+            if not level:
+                return None
+    except Entangled:
+        raise
+    except Exception:
+        kinds_of(level)  # names the object whose type cannot be hashed
+        raise
     raise Entangled
 
 

@@ -74,18 +74,25 @@ class _Builder:
     def build(self, inline: torch.Tensor, segments: Sequence[torch.Tensor]) -> list[Any]:
         table = self._table
         if inline.numel():
-            self._area(_Block(inline, self._device), table.inline)
+            self._area(inline, table.inline)
         for segment, contents in zip(segments, table.segments, strict=True):
-            block = _Block(segment, self._device)
             if isinstance(contents, Places):
-                self._area(block, contents)
+                self._area(segment, contents)
             else:
-                self._buffer(contents, block)
+                self._buffer(contents, _Block(segment, self._device if self._has_tensor(contents) else None))
         for leaf in table.empty:
             self._empty(leaf, segments)
         return self._leaves
 
-    def _area(self, block: _Block, places: Places) -> None:
+    def _has_tensor(self, buffer: int) -> bool:
+        return buffer >= len(self._leaves) or self._table.forms[buffer].is_tensor
+
+    def _area(self, area: torch.Tensor, places: Places) -> None:
+        device = self._device
+        if device is not None and not places.groups:
+            # What holds no tensor stays where it is.
+            device = device if any(self._has_tensor(buffer) for _, _, buffer in places.singles) else None
+        block = _Block(area, device)
         for code, start, end, buffers in places.groups:
             address = block.address() if len(buffers) <= FEW else None
             if address is None:
@@ -179,45 +186,62 @@ class _Builder:
         return next(there, None) or tensors.current_accelerator()
 
 
+class _Whole:
+    """A block of bytes that have arrived, and the same bytes where tensors shall be.
+
+    Attributes:
+        arrived: the bytes.
+        home: the bytes where tensors shall be.
+        accelerator: whether that is an accelerator.
+        storage, offset, address: where ``home`` lies.
+    """
+
+    __slots__ = ("accelerator", "address", "arrived", "home", "offset", "storage")
+
+    def __init__(self, arrived: torch.Tensor, device: torch.device | None) -> None:
+        self.arrived = arrived
+        self.home = home = arrived if device is None else arrived.to(device)
+        self.accelerator = tensors.on_accelerator(home.device)
+        self.storage = home.untyped_storage()
+        self.offset = int(home.storage_offset())
+        self.address = home.data_ptr()
+
+
 class _Block:
     """Bytes that have arrived, and where tensors over them shall be.
 
     Args:
         flat: the bytes.
         device: where tensors shall be, None for where the bytes are.
-        whole, start: what this is a part of, and from where on.
     """
 
-    __slots__ = ("_device", "_flat", "_moved", "_start", "_storage", "_whole")
+    __slots__ = ("_device", "_end", "_flat", "_start", "_storage", "_whole")
 
-    def __init__(
-        self, flat: torch.Tensor, device: torch.device | None, whole: _Block | None = None, start: int = 0
-    ) -> None:
-        self._flat = flat
-        self._device = device
-        self._whole = whole
-        self._start = start
-        self._moved: torch.Tensor | None = None
+    def __init__(self, flat: torch.Tensor, device: torch.device | None) -> None:
+        self._whole = _Whole(flat, device)
+        self._start = 0
+        self._end = flat.numel()
         self._storage: torch.UntypedStorage | None = None
 
     def part(self, start: int, end: int) -> _Block:
-        return _Block(self._flat[start:end], self._device, self, start)
+        part = _Block.__new__(_Block)
+        part._whole = self._whole
+        part._start = self._start + start
+        part._end = self._start + end
+        part._storage = None
+        return part
+
+    @property
+    def _arrived(self) -> torch.Tensor:
+        return self._whole.arrived[self._start : self._end]
 
     @property
     def _home(self) -> torch.Tensor:
-        """The bytes where tensors shall be. They move there at most once, and all parts of a block together."""
-        if self._device is None:
-            return self._flat
-        if self._moved is None:
-            if self._whole is not None:
-                self._moved = self._whole._home[self._start : self._start + self._flat.numel()]
-            else:
-                self._moved = self._flat.to(self._device)
-        return self._moved
+        return self._whole.home[self._start : self._end]
 
     def address(self) -> int | None:
         """Where the bytes are, if tensors over them shall be on the CPU too."""
-        return None if tensors.on_accelerator(self._home.device) else self._home.data_ptr()
+        return None if self._whole.accelerator else self._whole.address + self._start
 
     def typed(self, dtype: torch.dtype) -> torch.Tensor:
         """All of it as elements of that dtype."""
@@ -235,31 +259,29 @@ class _Block:
         allocator only knows memory that it gave out itself.
         """
         if self._storage is None:
-            home = self._home
-            whole, first, size = home.untyped_storage(), home.storage_offset(), home.numel()
-            if home.data_ptr() % _ALIGN:
-                whole = home.clone().untyped_storage()
-            elif size != whole.nbytes():
-                if size < TINY or tensors.on_accelerator(home.device):
-                    whole = home.clone().untyped_storage()
-                else:
-                    whole = whole[first : first + size]
-            self._storage = whole
+            whole, size = self._whole, self._end - self._start
+            first = whole.offset + self._start
+            if (whole.address + self._start) % _ALIGN:
+                self._storage = self._home.clone().untyped_storage()
+            elif size == whole.storage.nbytes():
+                self._storage = whole.storage
+            elif size < TINY or whole.accelerator:
+                self._storage = self._home.clone().untyped_storage()
+            else:
+                self._storage = whole.storage[first : first + size]
         return self._storage
 
     def bytes(self) -> torch.Tensor:
         """The bytes of :meth:`storage`."""
-        return words(self.storage(), 0, (), self._home.numel(), 1)
+        return words(self.storage(), 0, (), self._end - self._start, 1)
 
     def host(self) -> torch.Tensor:
         """The bytes on the CPU: those of :meth:`storage` if that is there."""
-        if not tensors.on_accelerator(self._home.device):
-            return self.bytes()
-        return self._flat.to("cpu")
+        return self._arrived.to("cpu") if self._whole.accelerator else self.bytes()
 
     def memoryview(self) -> memoryview:
         """The bytes for whoever wants a buffer."""
-        flat = self._flat.to("cpu")
+        flat = self._arrived.to("cpu")
         if flat.numel() >= _LARGE:
             try:
                 bytes_: Any = flat.numpy()

@@ -76,7 +76,6 @@ class Header(NamedTuple):
     kind: Kind
     flags: int
     sequence: int
-    skeleton_bytes: int
     inline_bytes: int
     segment_bytes: int
     segment_count: int
@@ -211,7 +210,6 @@ def read_header(window: memoryview, terms: Terms) -> Header:
         _KINDS[kind],
         flags,
         sequence,
-        skeleton_bytes,
         inline_bytes,
         segment_bytes,
         segment_count,

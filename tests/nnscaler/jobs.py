@@ -40,8 +40,6 @@ def sample(number: int) -> tuple[torch.Tensor, dict[str, Any]]:
 
 def run_case(rank: int, case: Case, name: str) -> Outcome:
     """Generate the case's module as ``parallelize`` does, run it, and compare on every rank."""
-    from nnscaler.runtime.device import uninit_device
-
     if case.installed:
         nnscaler_integration.install(object_outputs=case.object_outputs)
     folder = [tempfile.mkdtemp(prefix="nnscaler-code-") if rank == 0 else None]
@@ -50,7 +48,6 @@ def run_case(rank: int, case: Case, name: str) -> Outcome:
         with asynchronous(case.asynchronous), repaired(not case.installed):
             return _run(rank, case, name, str(folder[0]))
     finally:
-        uninit_device()
         nnscaler_integration.uninstall()
 
 
@@ -198,7 +195,6 @@ def detach(value: Any) -> Any:
 @contextmanager
 def _generated(rank: int, case: Case, name: str) -> Iterator[Any]:
     """The case's module, generated with the integration."""
-    from nnscaler.runtime.device import uninit_device
     from nnscaler.runtime.executor import Executor
 
     nnscaler_integration.install(object_outputs=case.object_outputs)
@@ -209,7 +205,6 @@ def _generated(rank: int, case: Case, name: str) -> Iterator[Any]:
             yield generate(case, name, str(folder[0]))
     finally:
         Executor.clear()
-        uninit_device()
         nnscaler_integration.uninstall()
 
 

@@ -155,4 +155,7 @@ def _job(function: str, rank: int, size: int, port: int, backend: str, timeout: 
         module, _, name = function.partition(":")
         return getattr(importlib.import_module(module), name)(rank, *args)
     finally:
+        device = sys.modules.get("nnscaler.runtime.device")
+        if device is not None:
+            device.uninit_device()  # it remembers the groups of this job
         dist.destroy_process_group()
