@@ -54,7 +54,8 @@ class RawBytes:
     """The floor: a call of the gloo backend with as many bytes, into memory that was used before."""
 
     def __init__(self, nbytes: int) -> None:
-        self.backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+        group: Any = dist.group.WORLD
+        self.backend = group._get_backend(torch.device("cpu"))
         self.memory = torch.zeros(nbytes, dtype=torch.uint8)
         self.peer = 1 - dist.get_rank()
 
@@ -220,7 +221,7 @@ def main() -> None:
     options = parser.parse_args()
     print("one-way medians, two ranks over gloo; memory: peak of a send / a receive beyond the object itself")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(worker, (store.port, options), 2)
+    mp.spawn(worker, (store.port, options), 2)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

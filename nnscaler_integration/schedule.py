@@ -88,10 +88,7 @@ def _place_dataloader(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self)
         fed = _fed_by_dataloader(self)
         for loader in dict.fromkeys(loader for loaders in fed.values() for loader in loaders):
-            users = [segment for segment in self._dependency.segments if self.graph.depends(loader, segment)]
-            for block in [block for block in self.all_blocks() if block.content is loader]:
-                waiting = [one for one in self.all_blocks() if one.content in users and one.mid == block.mid]
-                _move_block(self, block, min(self.start(one) for one in (block, *waiting)))
+            _read_early(self, loader)
         for adapter, loaders in fed.items():
             for mid in range(self.nmicros):
                 reads = [block for block in self.all_blocks() if block.content in loaders and block.mid == mid]
@@ -106,12 +103,20 @@ def _place_dataloader(original: Callable[..., Any]) -> Callable[..., Any]:
     return _place_dataloader
 
 
-def _move_block(plan: SchedulePlan, block: Block, step: int) -> None:
-    before = plan.start(block)
-    if step < before:
-        plan._step_blocks[before].remove(block)
-        plan._step_blocks[step].insert(0, block)
-        plan._block_start_step[block] = step
+def _read_early(plan: SchedulePlan, loader: IRDataOperation) -> None:
+    """Move the reads of a dataloader in front of the first stage on any device that uses them, in order.
+
+    The order of reads decides which micro-batch gets which sample.
+    """
+    users = [segment for segment in plan._dependency.segments if plan.graph.depends(loader, segment)]
+    reads = [block for block in plan.all_blocks() if block.content is loader]
+    step = plan.nsteps
+    for read in sorted(reads, key=lambda block: int(block.mid), reverse=True):
+        waiting = [block for block in plan.all_blocks() if block.content in users and block.mid == read.mid]
+        step = min(step, *(plan.start(block) for block in (read, *waiting)))
+        plan._step_blocks[plan.start(read)].remove(read)
+        plan._step_blocks[step].insert(0, read)
+        plan._block_start_step[read] = step
 
 
 def _dispatch(original: Callable[..., Any]) -> Callable[..., Any]:

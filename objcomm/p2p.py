@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.distributed import ProcessGroup
@@ -71,7 +71,7 @@ def recv_object(
     device: Device = None,
     into: object | None = None,
     timeout: float | None = None,
-) -> object:
+) -> Any:
     """Receive the next object that a rank sends here.
 
     Args:
@@ -81,7 +81,7 @@ def recv_object(
         channel: the name that the sender gives.
         device: where tensors shall live. ``None``: a CPU tensor stays on the CPU, an accelerator tensor lands on *this*
             rank's accelerator, whatever its index on the sender. ``"cpu"`` brings everything to the CPU.
-        into: an object of the same structure whose tensors are filled in place; they are in what is returned.
+        into: an object of the same structure whose tensors are filled in place; the result holds them.
         timeout: seconds; ``None`` takes the configured time-out, else the group's.
 
     Returns:
@@ -91,7 +91,7 @@ def recv_object(
         PeerError: the sender could not encode its object (naming its path there), has left, or died.
         LimitError: the message is larger than ``max_bytes``.
         ProtocolError: another channel, version or setting, or a damaged frame.
-        DecodeError: the object cannot be rebuilt here, such as a class that cannot be imported, or does not fit ``into``;
+        DecodeError: it cannot be rebuilt here, such as a class that cannot be imported, or does not fit ``into``;
             the next message arrives.
         TrustError: restricted trust refuses what came; nothing of it was unpickled; the next message arrives.
         TransferTimeout: nothing came in time; the pair is closed.
@@ -129,7 +129,7 @@ def irecv_object(
     device: Device = None,
     into: object | None = None,
     timeout: float | None = None,
-) -> ObjectWork[object]:
+) -> ObjectWork[Any]:
     """Post a receive, and return a handle whose ``wait()`` gives the object.
 
     Several may be posted ahead; objects come in the order of the calls, whichever handle is waited for first.
@@ -149,7 +149,7 @@ def exchange_objects(
     device: Device = None,
     into: object | None = None,
     timeout: float | None = None,
-) -> object:
+) -> Any:
     """Send an object to a rank and receive one from it, both at once. It cannot deadlock, however large they are.
 
     Returns the peer's object. Arguments and errors as in :func:`send_object` and :func:`recv_object`; where this rank's

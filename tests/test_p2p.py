@@ -203,13 +203,18 @@ def test_move_object_by_a_rank_that_takes_no_part() -> None:
 
 def test_into_fills_tensors_in_place(backend: str) -> None:
     def ranks(rank: int) -> None:
-        sent = {"big": big(2), "small": torch.arange(6.0).reshape(2, 3), "n": 5, "deep": [(torch.ones(2),)]}
+        sent: dict[str, Any] = {
+            "big": big(2),
+            "small": torch.arange(6.0).reshape(2, 3),
+            "n": 5,
+            "deep": [(torch.ones(2),)],
+        }
         if rank == 0:
             objcomm.send_object(sent, 1)
             objcomm.send_object(sent, 1)
             objcomm.send_object("next", 1)
         else:
-            into = {
+            into: dict[str, Any] = {
                 "big": torch.zeros_like(sent["big"]),
                 "small": torch.zeros(2, 3),
                 "n": 0,
@@ -220,7 +225,7 @@ def test_into_fills_tensors_in_place(backend: str) -> None:
             assert (
                 got["big"] is into["big"] and got["small"] is into["small"] and got["deep"][0][0] is into["deep"][0][0]
             )
-            wrong = {**into, "small": torch.zeros(3, 2)}
+            wrong: dict[str, Any] = {**into, "small": torch.zeros(3, 2)}
             before = wrong["big"].zero_().clone()
             with pytest.raises(objcomm.DecodeError) as caught:
                 objcomm.recv_object(0, into=wrong)
@@ -250,7 +255,7 @@ def test_subgroups_and_both_kinds_of_rank(backend: str) -> None:
             assert_same(objcomm.recv_object(1, group=group), ["by global rank", big(1)])
             assert objcomm.recv_object(group_src=0, group=group) == "by group rank"
             objcomm.send_object("back", 1, group=group)
-        for wrong in (
+        wrongs: tuple[dict[str, Any], ...] = (
             {"dst": rank},
             {"dst": 0},
             {"dst": 17},
@@ -258,7 +263,8 @@ def test_subgroups_and_both_kinds_of_rank(backend: str) -> None:
             {"group_dst": -1},
             {"dst": 1, "group_dst": 0},
             {},
-        ):
+        )
+        for wrong in wrongs:
             with pytest.raises(objcomm.UsageError):
                 objcomm.send_object(1, group=group, **wrong)
 

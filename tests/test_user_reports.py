@@ -239,6 +239,7 @@ def test_lightning_6694_1457_17269_a_lambda_works_and_a_lock_is_named_on_both_ra
         if rank == 0:
             objcomm.send_object({"transform": lambda x: x * scale}, 1)
             bad = {"loader": {"workers": [Sample("a", torch.ones(1), {7: threading.Lock()})]}}
+            caught: Any
             with pytest.raises(objcomm.EncodeError) as caught:
                 objcomm.send_object(bad, 1)
         else:
@@ -308,7 +309,7 @@ def test_vllm_29565_a_pickle_that_runs_code_is_refused_in_restricted_trust() -> 
             objcomm.configure(trust="restricted")
             ran: list[str] = []
             original = os.putenv
-            os.putenv = lambda *args: ran.append("ran")  # type: ignore[assignment]
+            os.putenv = lambda *args: ran.append("ran")
             try:
                 with pytest.raises(objcomm.TrustError):
                     objcomm.recv_object(0)

@@ -110,6 +110,9 @@ CASES = {
     "data on the first rank only": staged("Direct", TWO | SCHEDULE | {"loaders": (0,)}),
     "data on the last rank only": staged("Direct", TWO | SCHEDULE | {"loaders": (1,)}),
     "data on the middle rank only": staged("Direct", THREE | SCHEDULE | {"loaders": (1,)}, {"num_layers": 3}),
+    "data on one rank, chimera": staged(
+        "Direct", FOUR | {"schedule": "chimera_direct", "micros": 4, "loaders": (2,)}, {"num_layers": 4}
+    ),
     "data on one rank, no schedule": staged("Direct", TWO | {"loaders": (0,)}),
     "data on one rank, asynchronous": staged("Direct", TWO | SCHEDULE | {"loaders": (0,)}, asynchronous=True),
     "data on one rank of each stage": staged(
