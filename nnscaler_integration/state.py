@@ -108,27 +108,32 @@ def status() -> Status:
     import torch
 
     nnscaler = _find_nnscaler()
-    found = not isinstance(nnscaler, str)
-    version = str(nnscaler.__version__) if not isinstance(nnscaler, str) else None
-    # While installed, the anchors are the integration's own wrappers.
-    differing = tuple(differences(version)) if version and not _state.installed else ()
+    version = location = None
+    differing: list[str] = []
+    if isinstance(nnscaler, str):
+        reason: str | None = nnscaler
+    else:
+        version, location = str(nnscaler.__version__), os.path.dirname(str(nnscaler.__file__))
+        # While installed, the anchors are the integration's own wrappers.
+        differing = [] if _state.installed else differences(version)
+        reason = None if _state.installed else _refusal(version)
     return Status(
         installed=_state.installed,
         object_outputs=_state.object_outputs,
         nnscaler=version,
-        location=os.path.dirname(str(nnscaler.__file__)) if not isinstance(nnscaler, str) else None,
+        location=location,
         torch=str(torch.__version__),
         anchors=len(anchors_of(version or TESTED_VERSIONS[-1])),
-        differences=differing,
+        differences=tuple(differing),
         compat=_state.compat,
-        reason=None if _state.installed else (_refusal(version) if found and version else str(nnscaler)),
+        reason=reason,
     )
 
 
 def _find_nnscaler() -> Any | str:
     """The module, or why there is none."""
     home = os.environ.get("NNSCALER_HOME")
-    if home and "nnscaler" not in sys.modules and home not in sys.path:
+    if home and os.path.isdir(os.path.join(home, "nnscaler")) and home not in sys.path:
         # Last, so that an installed one wins, and the checkout's own "tests" and "examples" hide nobody's.
         sys.path.append(home)
     try:

@@ -35,6 +35,11 @@ def assert_same(a: Any, b: Any, *, device: bool = True) -> None:
     comparison.compare_sharing()
 
 
+def assert_arrived(received: Any, sent: Any) -> None:
+    """The same, in the order in which a receiver reads it."""
+    assert_same(sent, received)
+
+
 class _Comparison:
     def __init__(self, device: bool) -> None:
         self._device = device

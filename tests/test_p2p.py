@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import objcomm
 from tests.ranks import run_ranks
-from tests.same import assert_same
+from tests.same import assert_arrived
 from tests.values import VALUES
 
 BACKENDS = ["gloo", "strict"]
@@ -47,7 +47,7 @@ def test_every_value_arrives_exactly(backend: str) -> None:
             else:
                 received = objcomm.recv_object(0, channel=name)
                 try:
-                    assert_same(received, expected)
+                    assert_arrived(received, expected)
                 except AssertionError as error:
                     raise AssertionError(f"{name}: {error}") from error
 
@@ -61,11 +61,11 @@ def test_every_value_also_goes_both_ways_at_once_and_by_handles(backend: str) ->
         ahead = [objcomm.irecv_object(1 - rank, channel=name) for name, _ in values]
         sent = [objcomm.isend_object(value, 1 - rank, channel=name) for name, value in values]
         for (_, value), work in zip(values, ahead, strict=True):
-            assert_same(work.wait(), value)
+            assert_arrived(work.wait(), value)
         for (_, value), work in zip(values, sent, strict=True):
             assert work.wait() is value
         for _, value in values:
-            assert_same(objcomm.exchange_objects(value, 1 - rank), value)
+            assert_arrived(objcomm.exchange_objects(value, 1 - rank), value)
 
     run_ranks(ranks, backend=backend, timeout=120)
 
@@ -112,7 +112,7 @@ def test_receives_posted_ahead_complete_in_order_whoever_waits_first(backend: st
         else:
             works = [objcomm.irecv_object(0) for _ in objects]
             for i in (4, 0, 5, 2, 1, 3):
-                assert_same(works[i].wait(), objects[i])
+                assert_arrived(works[i].wait(), objects[i])
                 assert works[i].wait() is works[i].wait()
 
     run_ranks(ranks, backend=backend)
@@ -123,7 +123,7 @@ def test_both_send_first_then_receive(backend: str) -> None:
         mine, theirs = big(3, rank), big(3, 1 - rank)
         for _ in range(3):
             work = objcomm.isend_object([mine, rank], 1 - rank)
-            assert_same(objcomm.recv_object(1 - rank), [theirs, 1 - rank])
+            assert_arrived(objcomm.recv_object(1 - rank), [theirs, 1 - rank])
             work.wait()
 
     run_ranks(ranks, backend=backend)
@@ -140,7 +140,7 @@ def test_dropped_handles_lose_nothing(backend: str) -> None:
             gc.collect()
             time.sleep(0.2)
             for i in range(1, 40):
-                assert_same(objcomm.recv_object(0), {"i": i, "t": torch.full((50_000 + i,), i), "u": big(1, i)})
+                assert_arrived(objcomm.recv_object(0), {"i": i, "t": torch.full((50_000 + i,), i), "u": big(1, i)})
 
     run_ranks(ranks, backend=backend)
 
@@ -171,19 +171,19 @@ def test_a_dropped_send_is_still_delivered_when_its_process_ends_at_once() -> No
         time.sleep(0.5)
         return objcomm.recv_object(0)
 
-    assert_same(run_ranks(ranks)[1], {"last": big(2)})
+    assert_arrived(run_ranks(ranks)[1], {"last": big(2)})
 
 
 def test_move_object(backend: str) -> None:
     def ranks(rank: int) -> None:
         obj = {"x": torch.arange(5), "n": 3}
         got = objcomm.move_object(obj if rank == 0 else (), 0, 1, channel="adapter7")
-        assert_same(got, obj)
+        assert_arrived(got, obj)
         assert (got is obj) == (rank == 0)
         for _ in range(2):
             work = objcomm.move_object(obj if rank == 1 else None, 1, 0, async_op=True)
             assert isinstance(work, objcomm.ObjectWork)
-            assert_same(work.wait(), obj)
+            assert_arrived(work.wait(), obj)
         assert objcomm.move_object(obj, rank, rank) is obj
         assert objcomm.move_object(obj, rank, rank, async_op=True).wait() is obj
 
@@ -221,7 +221,7 @@ def test_into_fills_tensors_in_place(backend: str) -> None:
                 "deep": [(torch.zeros(2),)],
             }
             got = objcomm.recv_object(0, into=into)
-            assert_same(got, sent)
+            assert_arrived(got, sent)
             assert (
                 got["big"] is into["big"] and got["small"] is into["small"] and got["deep"][0][0] is into["deep"][0][0]
             )
@@ -252,7 +252,7 @@ def test_subgroups_and_both_kinds_of_rank(backend: str) -> None:
             objcomm.send_object("by group rank", group_dst=1, group=group)
             assert objcomm.recv_object(group_src=1, group=group) == "back"
         else:
-            assert_same(objcomm.recv_object(1, group=group), ["by global rank", big(1)])
+            assert_arrived(objcomm.recv_object(1, group=group), ["by global rank", big(1)])
             assert objcomm.recv_object(group_src=0, group=group) == "by group rank"
             objcomm.send_object("back", 1, group=group)
         wrongs: tuple[dict[str, Any], ...] = (
@@ -295,11 +295,11 @@ def test_a_programs_own_traffic_on_the_pair_does_not_mix_in() -> None:
             for work in works:
                 work.wait()
         else:
-            assert_same(objcomm.recv_object(0), {"a": big(1)})
+            assert_arrived(objcomm.recv_object(0), {"a": big(1)})
             first, second = torch.zeros(4), torch.zeros(4)
             dist.recv(first, 0)
             dist.recv(second, 0)
-            assert_same([first, second], [plain, plain + 1])
+            assert_arrived([first, second], [plain, plain + 1])
 
     run_ranks(ranks)
 
@@ -326,7 +326,7 @@ def test_threads_on_one_group_with_different_peers_and_on_one_pair() -> None:
         def take(peer: int) -> None:
             for i in range(20):
                 expected = {"from": peer, "i": i, "t": torch.full((100 * i,), i)}
-                assert_same(objcomm.recv_object(peer), expected)
+                assert_arrived(objcomm.recv_object(peer), expected)
 
         others = [peer for peer in range(3) if peer != rank]
         for thread in [talk(lambda p=p: to(p)) for p in others] + [talk(lambda p=p: take(p)) for p in others]:
@@ -351,7 +351,7 @@ def test_threads_on_one_group_with_different_peers_and_on_one_pair() -> None:
         if rank == 1:
             assert sorted(got["id"] for got in seen) == [*range(25), *range(100, 125)]
             for got in seen:
-                assert_same(got["t"], torch.full((3000,), got["id"]))
+                assert_arrived(got["t"], torch.full((3000,), got["id"]))
 
     run_ranks(ranks, 3)
 
@@ -396,6 +396,6 @@ def test_no_tensor_is_ever_pickled() -> None:
             if rank == 0:
                 objcomm.send_object(value, 1, channel=name)
             else:
-                assert_same(objcomm.recv_object(0, channel=name), value)
+                assert_arrived(objcomm.recv_object(0, channel=name), value)
 
     run_ranks(ranks)

@@ -47,7 +47,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(obj)
         if kind is types.FunctionType or issubclass(kind, type):
             # A string means: by reference. cloudpickle would send what __main__ defines by value.
-            return obj.__qualname__ if _goes_by_reference(obj) else super().reducer_override(obj)
+            if _goes_by_reference(obj):
+                return obj.__qualname__
+            return _with_qualname(obj, super().reducer_override(obj))
         hint = _CHANGED.get(kind)
         if hint is not None and obj not in (sys.stdout, sys.stderr):
             raise EncodeError(f"{describe(obj)} cannot be sent", hint=hint)
@@ -58,6 +60,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._reduced.add(id(obj))
             return _rebuild_composite, parts
         return super().reducer_override(obj)
+
+
+def _with_qualname(obj: Any, reduced: Any) -> Any:
+    """A class by value keeps its qualified name, which cloudpickle makes anew from the plain name."""
+    if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], tuple):
+        reduced[2][0].setdefault("__qualname__", obj.__qualname__)
+    return reduced
 
 
 def _goes_by_reference(obj: Any) -> bool:
