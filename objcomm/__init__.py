@@ -1,5 +1,6 @@
 """objcomm moves Python objects of unknown size between the ranks of a PyTorch job."""
 
+from .collectives import broadcast_object
 from .config import configure, settings
 from .errors import (
     DecodeError,
@@ -30,6 +31,7 @@ __all__ = [
     "TransferTimeout",
     "TrustError",
     "UsageError",
+    "broadcast_object",
     "configure",
     "exchange_objects",
     "init_control",

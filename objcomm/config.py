@@ -13,6 +13,17 @@ Trust = Literal["cluster", "restricted"]
 
 # Far above any real message, far below what a forged size could ask for.
 DEFAULT_MAX_BYTES = 1 << 38
+# What the fields of a head can say.
+MOST_BYTES = (1 << 63) - 1
+
+
+def is_seconds(value: object) -> bool:
+    """Whether it is a time-out: a number that is not negative; infinity means never.
+
+    >>> is_seconds(2.5), is_seconds(float("nan")), is_seconds(True), is_seconds("5")
+    (True, False, False, False)
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,9 @@ class Settings:
             raise UsageError(f"local_transport must be True or False, not {self.local_transport!r}")
         if not isinstance(self.max_bytes, int) or isinstance(self.max_bytes, bool) or self.max_bytes <= 0:
             raise UsageError(f"max_bytes must be a positive number of bytes, not {self.max_bytes!r}")
-        if self.timeout is not None and not self.timeout > 0:
+        if self.max_bytes > MOST_BYTES:
+            raise UsageError(f"max_bytes may be {MOST_BYTES} at most, not {self.max_bytes}")
+        if self.timeout is not None and not (is_seconds(self.timeout) and self.timeout > 0):
             raise UsageError(f"timeout must be a positive number of seconds or None, not {self.timeout!r}")
 
 

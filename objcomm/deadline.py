@@ -7,7 +7,7 @@ from datetime import timedelta
 
 
 class Deadline:
-    """``seconds`` from now; ``None`` means never, which only tests use.
+    """``seconds`` from now; ``None``, and anything beyond a year, means never.
 
     >>> Deadline(0.0).expired
     True
@@ -15,11 +15,11 @@ class Deadline:
 
     __slots__ = ("at", "seconds")
 
-    # Backends take a finite time-out; a year stands for never.
+    # Backends and locks take a finite time-out; a year stands for never.
     NEVER = 365.0 * 24 * 3600
 
     def __init__(self, seconds: float | None) -> None:
-        self.seconds = self.NEVER if seconds is None else max(0.0, seconds)
+        self.seconds = self.NEVER if seconds is None else min(max(0.0, seconds), self.NEVER)
         self.at = time.monotonic() + self.seconds
 
     def remaining(self) -> float:

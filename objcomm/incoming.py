@@ -34,13 +34,16 @@ class Incoming:
     Its outcome, an object or an error, is kept until somebody waits for it.
     """
 
-    __slots__ = ("_device", "_error", "_into", "_value", "begun", "channel", "done", "pair")
+    __slots__ = ("_device", "_error", "_into", "_value", "begun", "channel", "done", "has_handle", "pair")
 
-    def __init__(self, pair: Pair, channel: str, device: torch.device | None, into: object | None) -> None:
+    def __init__(
+        self, pair: Pair, channel: str, device: torch.device | None, into: object | None, *, has_handle: bool
+    ) -> None:
         self.pair = pair
         self.channel = channel
         self.done = False
         self.begun = False
+        self.has_handle = has_handle
         self._device = device
         self._into = into
         self._value: object = None
@@ -188,7 +191,7 @@ class Incoming:
                 ]
         except (DecodeError, TrustError) as error:
             raise _Refused(error.locate(phase="decode")) from error
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
             raise _Refused(
                 LimitError(f"no memory for the segments of this message: {error}", phase="segments")
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -73,38 +74,41 @@ class Outgoing:
                     earlier.wait(deadline)
 
 
-def send(pair: Pair, obj: object, channel: str, deadline: Deadline) -> Outgoing:
-    """Encode ``obj`` and post it. What cannot be sent is announced to the receiver in its place.
+def send(pairs: Sequence[Pair], obj: object, channel: str, deadline: Deadline) -> list[Outgoing]:
+    """Encode ``obj`` once and post it to every pair. What cannot be sent is announced to the receivers in its place.
 
     Raises:
-        EncodeError, TrustError, LimitError: the object cannot be sent; the receiver was told; the pair stays usable.
-        PeerError, ProtocolError, TransferTimeout: the pair is closed.
+        EncodeError, TrustError, LimitError: the object cannot be sent; the receivers were told; the pairs stay usable.
+        PeerError, ProtocolError, TransferTimeout: a pair is closed.
     """
-    pair.check_open()
+    for pair in pairs:
+        pair.check_open()
     name = channel_name(channel)
-    terms = pair.terms()
+    limit = settings().max_bytes
     try:
         message = _Message(Kind.DATA, encode(obj, trust=settings().trust), name)
-        if message.nbytes > terms.max_bytes:
+        if message.nbytes > limit:
             raise LimitError(
-                f"the message has {message.nbytes} bytes, max_bytes is {terms.max_bytes}",
+                f"the message has {message.nbytes} bytes, max_bytes is {limit}",
                 hint="raise max_bytes on all ranks, or send the object in parts",
             )
     except BaseException as error:
-        # Whatever it was, an interrupt too: the receiver must not wait for what will not come.
-        notify(pair, Kind.ERROR, notice_of(error), channel, deadline)
-        if isinstance(error, ObjcommError):
-            error.locate(rank=pair.rank, peer=pair.peer, channel=channel, phase="encode")
+        # Whatever it was, an interrupt too: the receivers must not wait for what will not come.
+        for pair in pairs:
+            notify(pair, Kind.ERROR, notice_of(error), channel, deadline)
+        if isinstance(error, ObjcommError) and pairs:
+            peer = pairs[0].peer if len(pairs) == 1 else None
+            error.locate(rank=pairs[0].rank, peer=peer, channel=channel, phase="encode")
         raise
-    outgoing = _post(pair, message, channel, terms, deadline)
-    counters.objects_sent += 1
+    outgoing = [_post(pair, message, channel, deadline) for pair in pairs]
+    counters.objects_sent += len(outgoing)
     return outgoing
 
 
 def notify(pair: Pair, kind: Kind, notice: Notice, channel: str, deadline: Deadline) -> None:
     """Post an error or goodbye frame. Nobody waits for it: it is small and owned by the pair until it was taken."""
     message = _Message(kind, Encoded.of_skeleton(pack_notice(notice)), channel_name(channel))
-    _post(pair, message, channel, pair.terms(), deadline)
+    _post(pair, message, channel, deadline)
 
 
 class _Message:
@@ -123,7 +127,8 @@ class _Message:
         self.nbytes = self.frame_bytes + sum([nbytes for nbytes, _ in self.segments])
 
 
-def _post(pair: Pair, message: _Message, channel: str, terms: Terms, deadline: Deadline) -> Outgoing:
+def _post(pair: Pair, message: _Message, channel: str, deadline: Deadline) -> Outgoing:
+    terms = pair.terms()
     pair.hold_sending(deadline)
     try:
         frame = _write(pair, message, terms)

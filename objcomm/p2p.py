@@ -12,6 +12,7 @@ from .incoming import Incoming
 from .outgoing import send
 from .pair import Pair, pair_with
 from .transport import rank_in, resolve
+from .wire.frame import channel_name
 from .work import ObjectWork, deadline_for, watch
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ def send_object(
     """
     pair = _pair(dst, group, group_dst, "dst")
     deadline = deadline_for(pair, timeout)
-    send(pair, obj, channel, deadline).wait(deadline)
+    send([pair], obj, channel, deadline)[0].wait(deadline)
 
 
 def recv_object(
@@ -98,7 +99,8 @@ def recv_object(
         UsageError: as in :func:`send_object`.
     """
     pair = _pair(src, group, group_src, "src")
-    return _expect(pair, channel, device, into).wait(deadline_for(pair, timeout))
+    deadline = deadline_for(pair, timeout)
+    return expect(pair, channel, device, into, has_handle=False).wait(deadline)
 
 
 def isend_object(
@@ -117,7 +119,7 @@ def isend_object(
     """
     pair = _pair(dst, group, group_dst, "dst")
     watch(pair)
-    return ObjectWork(send(pair, obj, channel, deadline_for(pair, timeout)), obj, timeout)
+    return ObjectWork(send([pair], obj, channel, deadline_for(pair, timeout)), obj, timeout)
 
 
 def irecv_object(
@@ -136,7 +138,8 @@ def irecv_object(
     Arguments and errors as in :func:`recv_object`; the errors are raised in ``wait()``.
     """
     pair = _pair(src, group, group_src, "src")
-    return ObjectWork(_expect(pair, channel, device, into), None, timeout)
+    deadline_for(pair, timeout)  # a wrong time-out is told here, before anything is posted
+    return ObjectWork(expect(pair, channel, device, into, has_handle=True), None, timeout)
 
 
 def exchange_objects(
@@ -157,9 +160,9 @@ def exchange_objects(
     """
     pair = _pair(peer, group, group_peer, "peer")
     deadline = deadline_for(pair, timeout)
-    incoming = _expect(pair, channel, device, into)
+    incoming = expect(pair, channel, device, into, has_handle=False)
     try:
-        outgoing = send(pair, obj, channel, deadline)
+        outgoing = send([pair], obj, channel, deadline)[0]
     except (EncodeError, TrustError, LimitError) as error:
         try:
             incoming.wait(deadline)
@@ -220,7 +223,23 @@ def _pair(rank: int | None, group: ProcessGroup | None, group_rank: int | None, 
     return pair_with(resolve(group, rank, group_rank, name))
 
 
-def _expect(pair: Pair, channel: str, device: Device, into: object | None) -> Incoming:
-    incoming = Incoming(pair, channel, None if device is None else torch.device(device), into)
+def expect(pair: Pair, channel: str, device: Device, into: object | None, *, has_handle: bool) -> Incoming:
+    channel_name(channel)
+    incoming = Incoming(pair, channel, _target(device), into, has_handle=has_handle)
     pair.expect(incoming)
     return incoming
+
+
+def _target(device: Device) -> torch.device | None:
+    """Where tensors shall live, checked before anything is posted."""
+    if device is None:
+        return None
+    try:
+        target = torch.device(device)
+        if target.type != "cpu":
+            torch.empty(0, device=target)
+    except Exception as error:
+        raise UsageError(f"device={device!r} cannot be used here: {error}") from error
+    if target.type == "meta":
+        raise UsageError("device='meta' holds no data", hint="receive on 'cpu' and move what you need")
+    return target

@@ -151,15 +151,19 @@ class Pair:
     def hold_receiving(self, incoming: Incoming, deadline: Deadline) -> None:
         """Take the receiving direction: one thread at a time moves the posted receives on.
 
-        A receive that cannot have its turn in time is withdrawn, so that it takes no message that nobody waits for.
+        A receive that has a handle keeps its place, so that it can be waited for again. One that has none must not
+        take a message that nobody would get: it is withdrawn, or the pair is closed if it is too late for that.
         """
         if self.receiving.acquire(blocking=False) or self.receiving.acquire(timeout=deadline.remaining()):
             return
         error = self.busy("receiving from")
-        with self._queue:
-            if incoming.begun:
-                raise self.close(error)
-            self.posted.remove(incoming)
+        if not incoming.has_handle:
+            with self._queue:
+                begun = incoming.begun
+                if not begun:
+                    self.posted.remove(incoming)
+            if begun:
+                raise self.refuse(error)
         raise error
 
     def begin_first(self) -> Incoming:

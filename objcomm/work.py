@@ -8,11 +8,12 @@ import queue
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Generic, TypeVar, cast
 
-from .config import settings
+from .config import is_seconds, settings
 from .deadline import Deadline
-from .errors import ObjcommError
+from .errors import ObjcommError, UsageError
 from .incoming import Incoming
 from .outgoing import Outgoing, notify
 from .pair import Pair, all_pairs
@@ -39,7 +40,7 @@ class ObjectWork(Generic[T]):
 
     __slots__ = ("__weakref__", "_default_timeout", "_moving", "_value")
 
-    def __init__(self, moving: Incoming | Outgoing | None, value: T | None, timeout: float | None) -> None:
+    def __init__(self, moving: Incoming | Sequence[Outgoing], value: T | None, timeout: float | None) -> None:
         self._moving = moving
         self._value = value
         self._default_timeout = timeout
@@ -47,7 +48,7 @@ class ObjectWork(Generic[T]):
     @classmethod
     def finished(cls, value: T) -> ObjectWork[T]:
         """A handle of something that is over already."""
-        return cls(None, value, None)
+        return cls((), value, None)
 
     def wait(self, timeout: float | None = None) -> T:
         """Block until the operation is over.
@@ -63,26 +64,35 @@ class ObjectWork(Generic[T]):
             ObjcommError: as the call that made the handle documents.
         """
         moving = self._moving
-        if moving is None:
-            return cast(T, self._value)
-        deadline = deadline_for(moving.pair, timeout if timeout is not None else self._default_timeout)
+        timeout = self._default_timeout if timeout is None else timeout
         if isinstance(moving, Incoming):
-            return cast(T, moving.wait(deadline))
-        moving.wait(deadline)
-        self._moving = None
+            return cast(T, moving.wait(deadline_for(moving.pair, timeout)))
+        if moving:
+            deadline = deadline_for(moving[0].pair, timeout)
+            for outgoing in moving:
+                outgoing.wait(deadline)
+            self._moving = ()
         return cast(T, self._value)
 
     def __del__(self) -> None:
         # May run at any point of any thread: nothing here takes a lock or starts anything.
-        moving = getattr(self, "_moving", None)
-        if isinstance(moving, Outgoing):
-            dropped = _dropped.get(moving.pair)
+        moving = getattr(self, "_moving", ())
+        if isinstance(moving, Incoming):
+            return
+        for outgoing in moving:
+            dropped = _dropped.get(outgoing.pair)
             if dropped is not None:
-                dropped.put(moving)
+                dropped.put(outgoing)
 
 
 def deadline_for(pair: Pair, timeout: float | None) -> Deadline:
-    """The deadline of a call on ``pair``: its own time-out in seconds, else the configured one, else the group's."""
+    """The deadline of a call on ``pair``: its own time-out in seconds, else the configured one, else the group's.
+
+    Raises:
+        UsageError: ``timeout`` is no number of seconds.
+    """
+    if timeout is not None and not is_seconds(timeout):
+        raise UsageError(f"timeout must be a number of seconds or None, not {timeout!r}")
     if timeout is None:
         timeout = settings().timeout
     return Deadline(pair.link.timeout if timeout is None else timeout)

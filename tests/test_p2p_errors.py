@@ -363,3 +363,69 @@ def test_a_thread_that_finds_the_pair_busy_times_out_with_that_reason() -> None:
         assert got == ["late"]
 
     run_ranks(ranks)
+
+
+BAD_CALLS: list[dict[str, Any]] = [
+    *({"timeout": wrong} for wrong in ("5", float("nan"), True, -1, [0])),
+    *({"channel": channel} for channel in (None, 5, b"c", "c" * 1025)),
+]
+BAD_DEVICES: list[Any] = ["nonsense", "meta", 1.5, "cuda:97"]
+
+
+def test_wrong_arguments_are_told_before_anything_is_posted() -> None:
+    def ranks(rank: int) -> None:
+        peer = 1 - rank
+        for arguments in BAD_CALLS:
+            for call in (objcomm.send_object, objcomm.isend_object, objcomm.exchange_objects):
+                with pytest.raises(objcomm.UsageError):
+                    call("x", peer, **arguments)
+            for receive in (objcomm.recv_object, objcomm.irecv_object):
+                with pytest.raises(objcomm.UsageError):
+                    receive(peer, **arguments)
+        for device in BAD_DEVICES:
+            with pytest.raises(objcomm.UsageError, match="device"):
+                objcomm.recv_object(peer, device=device)
+        for settings in ({"timeout": "5"}, {"timeout": float("nan")}, {"timeout": 0}, {"max_bytes": 1 << 80}):
+            with pytest.raises(objcomm.UsageError):
+                objcomm.configure(**settings)
+        still_works(rank)
+
+    run_ranks(ranks)
+
+
+def test_a_time_out_beyond_all_clocks_means_never() -> None:
+    def ranks(rank: int) -> None:
+        for timeout in (float("inf"), 1e10, 1e300):
+            if rank == 0:
+                objcomm.send_object(timeout, 1, timeout=timeout)
+            else:
+                assert objcomm.recv_object(0, timeout=timeout) == timeout
+            objcomm.configure(timeout=timeout)
+            still_works(rank)
+
+    run_ranks(ranks)
+
+
+def test_an_impatient_wait_beside_a_patient_one_harms_neither() -> None:
+    def ranks(rank: int) -> None:
+        if rank == 0:
+            time.sleep(1)
+            objcomm.send_object("first", 1)
+            objcomm.send_object("second", 1)
+        else:
+            first, second = objcomm.irecv_object(0), objcomm.irecv_object(0)
+            got: list[Any] = []
+            patient = threading.Thread(target=lambda: got.append(first.wait()))
+            patient.start()
+            time.sleep(0.2)
+            for work in (first, second):
+                for _ in range(2):
+                    with within(1), pytest.raises(objcomm.TransferTimeout, match="another thread"):
+                        work.wait(timeout=0.1)
+            patient.join()
+            assert got == ["first"]
+            assert first.wait() == "first"
+            assert second.wait() == "second"
+        still_works(rank)
+
+    run_ranks(ranks)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objcomm.errors import EncodeError, LimitError, PeerError, ProtocolError
+from objcomm.errors import EncodeError, LimitError, PeerError, ProtocolError, UsageError
 from objcomm.wire import card
 from objcomm.wire.frame import (
     ALIGNMENT,
@@ -157,8 +157,11 @@ def test_an_error_frame_is_heard_under_other_terms() -> None:
 
 
 def test_a_channel_has_a_limit() -> None:
-    with pytest.raises(ProtocolError, match="1024"):
+    with pytest.raises(UsageError, match="1024"):
         channel_name("c" * 1025)
+    for wrong in (None, 5, b"c"):
+        with pytest.raises(UsageError, match="must be a string"):
+            channel_name(wrong)  # type: ignore[arg-type]
 
 
 def test_notices() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from ..errors import LimitError, ProtocolError
+from ..errors import LimitError, ProtocolError, UsageError
 
 MAGIC = b"OBJC"
 VERSION = 1
@@ -111,13 +111,15 @@ def channel_name(channel: str) -> bytes:
     """The channel as it stands in the head.
 
     Raises:
-        ProtocolError: it is longer than 1,024 bytes of UTF-8.
+        UsageError: it is no string, or longer than 1,024 bytes of UTF-8.
     """
+    if not isinstance(channel, str):
+        raise UsageError(f"channel must be a string, not {channel!r}")
     if not channel:
         return b""
     name = channel.encode("utf-8", "surrogatepass")
     if len(name) > MAX_CHANNEL_BYTES:
-        raise ProtocolError(f"a channel's name may have {MAX_CHANNEL_BYTES} bytes, this one has {len(name)}")
+        raise UsageError(f"a channel's name may have {MAX_CHANNEL_BYTES} bytes, this one has {len(name)}")
     return name
 
 
