@@ -7,6 +7,8 @@ from typing import cast
 
 import torch
 
+from .errors import UsageError
+
 # From CPython's C interface: a memoryview over an address. (ctypes arrays would do, but ctypes keeps a type
 # for every length for ever.)
 _from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -24,6 +26,11 @@ def view_of(tensor: torch.Tensor) -> memoryview:
     >>> bytes(view_of(tensor))
     b'\\x01\\x02'
     """
+    if type(tensor) is not torch.Tensor or not tensor.is_cpu:
+        raise UsageError(
+            f"objcomm needs real memory, and torch gave it a {type(tensor).__name__} on {tensor.device}",
+            hint="leave FakeTensorMode and other dispatch modes before objects are sent or received",
+        )
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes == 0:
         return memoryview(bytearray())

@@ -25,7 +25,7 @@ from .transport import message_count
 from .wire.frame import Body, Flag, Header, Kind, read_body, read_header
 from .wire.notice import error_of, unpack_notice
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class Incoming:
@@ -80,8 +80,9 @@ class Incoming:
         except ObjcommError as error:
             self._error = error.locate(rank=pair.rank, peer=pair.peer, channel=self.channel)
         except BaseException:
-            pair.refuse(PeerError("interrupted while a message was being received", channel=self.channel))
-            self._error = pair.closed
+            if self._error is None:
+                pair.refuse(PeerError("interrupted while a message was being received", channel=self.channel))
+                self._error = pair.closed
             raise
         finally:
             self.done = True
@@ -203,6 +204,10 @@ class Incoming:
             value = plan.build(inline, segments, self._device)
         except (DecodeError, TrustError) as error:
             raise error.locate(phase="decode") from error.__cause__
+        except BaseException:
+            # A signal, or an exit that the code of a class asked for. The message was taken whole, so the order holds.
+            self._error = DecodeError("interrupted while the object was being rebuilt", phase="decode")
+            raise
         counters.objects_received += 1
         return value
 

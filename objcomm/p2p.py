@@ -13,7 +13,7 @@ from .outgoing import send
 from .pair import Pair, pair_with
 from .transport import rank_in, resolve
 from .wire.frame import channel_name
-from .work import ObjectWork, deadline_for, watch
+from .work import ObjectWork, advance, deadline_for, watch
 
 T = TypeVar("T")
 Device = torch.device | str | int | None
@@ -139,7 +139,9 @@ def irecv_object(
     """
     pair = _pair(src, group, group_src, "src")
     deadline_for(pair, timeout)  # a wrong time-out is told here, before anything is posted
-    return ObjectWork(expect(pair, channel, device, into, has_handle=True), None, timeout)
+    incoming = expect(pair, channel, device, into, has_handle=True)
+    advance(incoming)
+    return ObjectWork(incoming, None, timeout)
 
 
 def exchange_objects(
@@ -210,13 +212,16 @@ def move_object(
         raise UsageError(f"rank {rank} takes no part in a move from rank {src} to rank {dst}", rank=rank)
     if src == dst:
         return ObjectWork.finished(obj) if async_op else obj
-    work: ObjectWork[T]
     if rank == src:
-        work = isend_object(obj, dst, group=group, channel=channel, timeout=timeout)
-    else:
+        if async_op:
+            return isend_object(obj, dst, group=group, channel=channel, timeout=timeout)
+        send_object(obj, dst, group=group, channel=channel, timeout=timeout)
+        return obj
+    if async_op:
         arriving = irecv_object(src, group=group, channel=channel, device=device, timeout=timeout)
-        work = cast("ObjectWork[T]", arriving)
-    return work if async_op else work.wait()
+        return cast("ObjectWork[T]", arriving)
+    received: T = recv_object(src, group=group, channel=channel, device=device, timeout=timeout)
+    return received
 
 
 def _pair(rank: int | None, group: ProcessGroup | None, group_rank: int | None, name: str) -> Pair:

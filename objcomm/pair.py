@@ -59,7 +59,7 @@ class Pair:
         self._frames: dict[int, Frame] = {}
         # By sequence number, all that has not been seen to complete: they own the memory that is still being read.
         self.in_flight: dict[int, Outgoing] = {}
-        self.window = torch.zeros(link.window, dtype=torch.uint8)
+        self.window = torch.zeros(link.window, dtype=torch.uint8, device="cpu")
         self.window_view = view_of(self.window)
         self._window_pending: Pending | None = None
         self.sending = threading.Lock()
@@ -118,7 +118,7 @@ class Pair:
         """
         frame = self._frames.pop(nbytes, None)
         if frame is None:
-            memory = torch.empty(nbytes, dtype=torch.uint8)
+            memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
             frame = Frame(memory, view_of(memory), nbytes)
         return frame
 
@@ -156,7 +156,12 @@ class Pair:
         """
         if self.receiving.acquire(blocking=False) or self.receiving.acquire(timeout=deadline.remaining()):
             return
-        error = self.busy("receiving from")
+        error = TransferTimeout(
+            f"nothing arrived from rank {self.peer} in time: another thread waits for it, or for what comes before",
+            rank=self.rank,
+            peer=self.peer,
+            phase="head",
+        )
         if not incoming.has_handle:
             with self._queue:
                 begun = incoming.begun

@@ -17,6 +17,7 @@ from .errors import ObjcommError, UsageError
 from .incoming import Incoming
 from .outgoing import Outgoing, notify
 from .pair import Pair, all_pairs
+from .transport import kind_here
 from .wire.frame import Kind
 from .wire.notice import Notice
 
@@ -98,30 +99,53 @@ def deadline_for(pair: Pair, timeout: float | None) -> Deadline:
     return Deadline(pair.link.timeout if timeout is None else timeout)
 
 
-_dropped: weakref.WeakKeyDictionary[Pair, queue.SimpleQueue[Outgoing | None]] = weakref.WeakKeyDictionary()
-
-
 def watch(pair: Pair) -> None:
     """Make sure that sends on ``pair`` whose handles are dropped are completed, and their memory freed.
 
     A backend does not tell whether a send is over until it is waited for; so one thread a pair waits.
     """
-    if pair in _dropped:
-        return
-    waiting: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
-    if _dropped.setdefault(pair, waiting) is waiting:
-        name = f"objcomm-sends-{pair.rank}-{pair.peer}"
-        threading.Thread(target=_complete, args=(waiting,), name=name, daemon=True).start()
-        weakref.finalize(pair, waiting.put, None)
+    _in_background(_dropped, pair, "sends")
 
 
-def _complete(waiting: queue.SimpleQueue[Outgoing | None]) -> None:
-    while (outgoing := waiting.get()) is not None:
+def advance(incoming: Incoming) -> None:
+    """Move a receive that was posted ahead on in the background, so that it overlaps with what the caller computes.
+
+    A backend posts nothing by itself: without this, the segments would be posted when the handle is waited for. With an
+    accelerator it is left to that wait, since the current device and stream are those of the caller's thread.
+    """
+    if kind_here() is None:
+        _in_background(_ahead, incoming.pair, "receives").put(incoming)
+
+
+_Waiting = queue.SimpleQueue["Incoming | Outgoing | None"]
+_dropped: weakref.WeakKeyDictionary[Pair, _Waiting] = weakref.WeakKeyDictionary()
+_ahead: weakref.WeakKeyDictionary[Pair, _Waiting] = weakref.WeakKeyDictionary()
+
+
+def _in_background(queues: weakref.WeakKeyDictionary[Pair, _Waiting], pair: Pair, what: str) -> _Waiting:
+    waiting = queues.get(pair)
+    if waiting is None:
+        made: _Waiting = queue.SimpleQueue()
+        waiting = queues.setdefault(pair, made)
+        if waiting is made:
+            name = f"objcomm-{what}-{pair.rank}-{pair.peer}"
+            threading.Thread(target=_complete, args=(waiting,), name=name, daemon=True).start()
+            weakref.finalize(pair, waiting.put, None)
+    return waiting
+
+
+def _complete(waiting: _Waiting) -> None:
+    while (moving := waiting.get()) is not None:
         try:
-            outgoing.wait(deadline_for(outgoing.pair, None))
+            # A receive has the time-out of whoever waits for it; a send that nobody waits for has the group's.
+            moving.wait(Deadline(None) if isinstance(moving, Incoming) else deadline_for(moving.pair, None))
         except ObjcommError as error:
-            _log.warning("a send whose handle was dropped failed: %s", error)
-        del outgoing
+            if isinstance(moving, Outgoing):
+                _log.warning("a send whose handle was dropped failed: %s", error)
+        except BaseException:
+            # An exit that the code of a class asked for while it was rebuilt: the handle tells.
+            _log.debug("a receive was interrupted", exc_info=True)
+        del moving
 
 
 @atexit.register

@@ -399,3 +399,40 @@ def test_no_tensor_is_ever_pickled() -> None:
                 assert_arrived(objcomm.recv_object(0, channel=name), value)
 
     run_ranks(ranks)
+
+
+def test_a_caller_that_has_set_a_default_device() -> None:
+    def ranks(rank: int) -> None:
+        obj = {"x": torch.arange(10.0), "big": big(1)}
+        torch.set_default_device("meta")
+        for _ in range(2):
+            assert_arrived(objcomm.exchange_objects(obj, 1 - rank), obj)
+
+    run_ranks(ranks)
+
+
+def test_real_memory_is_asked_for_instead_of_a_crash() -> None:
+    def ranks(rank: int) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode(), pytest.raises(objcomm.ObjcommError):
+            objcomm.send_object({"x": 1}, 1 - rank)
+
+    run_ranks(ranks)
+
+
+def test_a_receive_that_was_posted_ahead_overlaps_with_what_the_caller_does() -> None:
+    """The large segment has arrived before anybody waits for it: the sender's wait ends meanwhile."""
+
+    def ranks(rank: int) -> None:
+        if rank == 0:
+            work = objcomm.isend_object(big(32), 1)
+            start = time.monotonic()
+            work.wait()
+            assert time.monotonic() - start < 4
+        else:
+            work = objcomm.irecv_object(0)
+            time.sleep(6)
+            assert_arrived(work.wait(), big(32))
+
+    run_ranks(ranks)

@@ -429,3 +429,25 @@ def test_an_impatient_wait_beside_a_patient_one_harms_neither() -> None:
         still_works(rank)
 
     run_ranks(ranks)
+
+
+class Exits:
+    """Leaves the interpreter when it is rebuilt."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
+def test_a_class_that_exits_while_it_is_rebuilt_leaves_the_pair_in_order(backend: str) -> None:
+    def ranks(rank: int) -> None:
+        if rank == 0:
+            objcomm.send_object({"x": Exits(), "big": torch.zeros(MIB)}, 1)
+        else:
+            work = objcomm.irecv_object(0)
+            with pytest.raises(SystemExit):
+                work.wait()
+            with pytest.raises(objcomm.DecodeError, match="interrupted"):
+                work.wait()
+        still_works(rank)
+
+    run_ranks(ranks, backend=backend)

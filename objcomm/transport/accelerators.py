@@ -81,7 +81,7 @@ def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
     """
     if has_streams(device.type) and 0 < nbytes <= _MAX_PINNED_BYTES:
         with contextlib.suppress(RuntimeError):
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
     return hugepages.empty(nbytes)
 
 

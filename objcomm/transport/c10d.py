@@ -72,9 +72,8 @@ class ElasticLane:
         """Close the connection, for both ends at once, by a wait that runs out of time. Never raises."""
         _closed.setdefault(self._backend, f"this rank broke off its transfers with rank {self._peer}")
         try:
-            self._backend.recv([torch.empty(1, dtype=torch.uint8)], self._peer_group_rank, _CLOSE_TAG).wait(
-                _SOON
-            )
+            nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
+            self._backend.recv([nothing], self._peer_group_rank, _CLOSE_TAG).wait(_SOON)
         except RuntimeError:
             return
 

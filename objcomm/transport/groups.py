@@ -48,9 +48,11 @@ def resolve(
     if known is None or pg not in c10d._world.pg_map:
         pg = existing(group)
         known = _known.setdefault(pg, {})
-    ranks = known.get((rank, group_rank))
+    # What is known was given as plain ints; True and 1.0 are equal to one, and a list cannot be looked up.
+    ranks = known.get((rank, group_rank)) if type(rank) is int or type(group_rank) is int else None
     if ranks is None:
-        ranks = known[rank, group_rank] = _find(pg, rank, group_rank, name)
+        ranks = _find(pg, rank, group_rank, name)
+        known[ranks[0], None] = known[None, ranks[1]] = ranks
     return Peer(pg, *ranks)
 
 

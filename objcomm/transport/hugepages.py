@@ -20,7 +20,8 @@ def empty(nbytes: int) -> torch.Tensor:
     >>> empty(10).shape
     torch.Size([10])
     """
-    tensor = torch.empty(nbytes, dtype=torch.uint8)
+    # Named, since a program may have set another default device.
+    tensor = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     if nbytes >= HUGE_BYTES and _libc is not None:
         page = mmap.PAGESIZE
         first = -(-tensor.data_ptr() // page) * page

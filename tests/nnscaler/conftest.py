@@ -41,7 +41,7 @@ def version() -> str:
 def pool(version: str) -> Iterator[Pool]:
     ranks = Pool()
     yield ranks
-    ranks.close()
+    ranks.remove()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,11 @@ class Pool:
             process.wait()
         self._processes, self._pipes = [], []
 
+    def remove(self) -> None:
+        """End every rank, and remove all that they wrote."""
+        self.close()
+        shutil.rmtree(self._folder)
+
     def _start(self, rank: int) -> None:
         with Listener(str(self._folder / f"pipe-{rank}-{time.monotonic_ns()}")) as listener:
             path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
@@ -118,6 +124,7 @@ def serve() -> None:
     """The life of a rank."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
+    tempfile.tempdir = os.getcwd()  # the folder of the pool, which goes with it
     base = dict(os.environ)
     with Client(sys.argv[1]) as pipe:
         while True:
