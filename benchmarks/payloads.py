@@ -58,18 +58,19 @@ def one_tensor(mebibytes: int) -> dict[str, Any]:
 
 
 def nested_values() -> dict[str, Any]:
-    records = [
+    """What describes the samples of a micro-batch: 10,200 numbers and strings in 4,800 lists and dicts."""
+    samples = [
         {
-            "id": i,
-            "token": f"token-{i}",
+            "name": f"sample-{i}",
             "span": [i, i + 5],
             "score": i / 7,
-            "flags": [True, None, False],
-            "meta": {"depth": i % 9, "tags": ["noun", "plural", f"t{i % 50}"], "parent": i - 1},
+            "tokens": [(7 * i + k) % 5000 for k in range(8)],
+            "tree": [[i, [i + 1, i + 2]], [i + 3, []]],
+            "label": None,
         }
-        for i in range(770)
+        for i in range(600)
     ]
-    return {"records": records, "count": len(records)}
+    return {"samples": samples, "step": 1207}
 
 
 def array_in_dataclass() -> Frame:

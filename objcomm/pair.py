@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 from .config import settings
 from .deadline import Deadline
-from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout
+from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout, UsageError
 from .hostmemory import view_of
 from .transport import Link, Peer, Pending, link
 from .wire import card
@@ -154,22 +155,31 @@ class Pair:
         A receive that has a handle keeps its place, so that it can be waited for again. One that has none must not
         take a message that nobody would get: it is withdrawn, or the pair is closed if it is too late for that.
         """
-        if self.receiving.acquire(blocking=False) or self.receiving.acquire(timeout=deadline.remaining()):
-            return
+        try:
+            if self.receiving.acquire(blocking=False) or self.receiving.acquire(timeout=deadline.remaining()):
+                return
+        except BaseException:
+            self._withdraw(incoming)
+            raise
         error = TransferTimeout(
             f"nothing arrived from rank {self.peer} in time: another thread waits for it, or for what comes before",
             rank=self.rank,
             peer=self.peer,
             phase="head",
         )
-        if not incoming.has_handle:
-            with self._queue:
-                begun = incoming.begun
-                if not begun:
-                    self.posted.remove(incoming)
-            if begun:
-                raise self.refuse(error)
+        if not self._withdraw(incoming):
+            raise self.refuse(error)
         raise error
+
+    def _withdraw(self, incoming: Incoming) -> bool:
+        """Whether nothing is lost if nobody waits for this receive now: it has a handle, or is taken back."""
+        with self._queue:
+            if incoming.has_handle:
+                return True
+            if incoming.begun:
+                return False
+            self.posted.remove(incoming)
+            return True
 
     def begin_first(self) -> Incoming:
         """The receive whose turn it is; from now on it can no longer be withdrawn."""
@@ -209,7 +219,7 @@ class Pair:
                 f"this pair is closed since {type(cause).__name__}: {cause.text}",
                 rank=self.rank,
                 peer=self.peer,
-                hint="other groups and other peers are not affected; use a new group to talk to this peer again",
+                hint="use another group from here on: gloo cannot close one connection of a group without the others",
             ) from cause
 
     def close(self, error: ObjcommError) -> ObjcommError:
@@ -260,6 +270,19 @@ class Pair:
 
 _pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, Pair]] = weakref.WeakKeyDictionary()
 _pairs_lock = threading.Lock()
+_inherited: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A forked child has its parent's sockets but not its threads: it must neither use nor close what it inherited."""
+    global _pairs_lock
+    _pairs_lock = threading.Lock()
+    _inherited.update(_pairs.keys())
+    _pairs.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def pair_with(peer: Peer) -> Pair:
@@ -268,6 +291,10 @@ def pair_with(peer: Peer) -> Pair:
     pair = of_group.get(peer.group_rank) if of_group is not None else None
     if pair is not None:
         return pair
+    if peer.group in _inherited:
+        raise UsageError(
+            "this process was forked from one that uses the group", hint="make a process group of its own, or spawn it"
+        )
     made = link(peer.group, peer.group_rank)
     with _pairs_lock:
         return _pairs.setdefault(peer.group, {}).setdefault(peer.group_rank, Pair(made))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -451,3 +452,24 @@ def test_a_class_that_exits_while_it_is_rebuilt_leaves_the_pair_in_order(backend
         still_works(rank)
 
     run_ranks(ranks, backend=backend)
+
+
+def test_a_forked_child_leaves_its_parents_connections_alone() -> None:
+    def ranks(rank: int) -> None:
+        still_works(rank)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of threads, as it should
+            child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                objcomm.send_object("from a child", 1 - rank, timeout=2)
+            except objcomm.UsageError as error:
+                code = 0 if "forked" in str(error) else 2
+            importlib.import_module("objcomm.work")._leave()
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        still_works(rank)
+
+    run_ranks(ranks)

@@ -23,6 +23,7 @@ from . import codes, instances, opaque, path, registry
 from . import skeleton as _skeleton
 from .build import Builder
 from .into import Filling
+from .kept import Kept
 from .levels import Trouble
 from .memory import Memory, MemoryReader
 from .outline import decoding_error, locate
@@ -37,6 +38,11 @@ __all__ = ["SEGMENT_THRESHOLD", "Encoded", "Plan", "encode", "parse"]
 
 # From this size on a buffer is its own transfer; below it, copying it into one block with others is cheaper.
 SEGMENT_THRESHOLD = 512 * 1024
+
+
+# Most messages of a program are like earlier ones, tables and all. Longer tables cost more to keep than to read again.
+_MOST_TABLES = 2048
+_readers: Kept[tuple[Any, ...], MemoryReader] = Kept(128)
 
 
 class Encoded:
@@ -209,8 +215,13 @@ def parse(
         LimitError: a tensor in it needs more than ``max_bytes``.
         TrustError: trust is restricted, and it holds pickled leaves, code, or classes that may not be built.
     """
-    parsed = _skeleton.parse(skeleton)
     restricted = trust == "restricted"
+    pieces = _skeleton.split(skeleton)
+    alike = (pieces.tables, inline_bytes, max_bytes, *segments)
+    reader = _readers.get(alike) if pieces.tables else None
+    if reader is not None:
+        return Plan(_skeleton.Parsed(pieces.tree, False), [], reader, segments, restricted)
+    parsed = _skeleton.parse(pieces)
     if parsed.plain and not inline_bytes and not segments:
         return Plan(parsed, [], None, (), restricted)
     if parsed.memory is None and (inline_bytes or segments):
@@ -227,7 +238,7 @@ def parse(
             refusal = TrustError(f"the message holds code ({name}), and trust is restricted", hint=CLUSTER_HINT)
             raise locate(refusal, parsed, (codes.COMPOSITE,), index)
     entries: list[instances.Resolved] = []
-    memory: Any = None
+    memory: MemoryReader | None = None
     try:
         for names in parsed.classes:
             entries.append(instances.resolve(names, restricted=restricted))
@@ -242,4 +253,6 @@ def parse(
             raise
         except Exception as error:
             raise DecodeError(f"the memory table is malformed: {path.reason(error)}") from error
+        if parsed.only_memory and len(pieces.tables) <= _MOST_TABLES:
+            _readers.keep(alike, memory)
     return Plan(parsed, entries, memory, segments, restricted)

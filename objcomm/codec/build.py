@@ -38,13 +38,17 @@ class Builder:
         self, parsed: skeleton.Parsed, entries: list[instances.Resolved], restricted: bool, memory: list[Any]
     ) -> None:
         self._parsed = parsed
-        self._entries = [entry.value for entry in entries]
         self._memory = memory
+        self._entries = [entry.value for entry in entries] if entries else []
         self._marks = _RESTRICTED_MARKS if restricted else _MARKS
-        self._kinds = frozenset(entry.cls for entry in entries) if restricted else frozenset()
-        self._check = _KeyCheck(self._kinds)
-        if self._check:
-            self._marks = _guarded_marks(self._check)
+        self._kinds: frozenset[type] = frozenset()
+        self._check: _KeyCheck | None = None
+        if restricted and entries:
+            self._kinds = frozenset(entry.cls for entry in entries)
+            check = _KeyCheck(self._kinds)
+            if check:
+                self._check = check
+                self._marks = _guarded_marks(check)
         self._open_marks = 0
         self._define: Callable[[list[Any]], Any] = self._define_composite
         self.composites: list[Any] = []
@@ -70,7 +74,7 @@ class Builder:
         return tree[-1]
 
     def unpack(self, blob: memoryview) -> Any:
-        obj = skeleton.unpack(blob, self.leaf, self.array, self._check.pairs if self._check else None)
+        obj = skeleton.unpack(blob, self.leaf, self.array, None if self._check is None else self.pairs)
         if self._open_marks:
             raise DecodeError("a mark of the skeleton is not the first item of an array")
         return obj
@@ -135,7 +139,7 @@ class Builder:
         return items
 
     def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        return self._check.pairs(pairs)
+        return dict(pairs) if self._check is None else self._check.pairs(pairs)
 
     def _define_composite(self, items: list[Any]) -> None:
         name = self._parsed.names[len(self.composites)]

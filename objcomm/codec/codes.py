@@ -76,6 +76,16 @@ def indexed(code: int, index: int) -> Part:
     return tuple.__new__(ExtType, (code, index.to_bytes((index.bit_length() + 7) // 8, "little")))
 
 
+_memory_leaves = [indexed(MEMORY, index) for index in range(1024)]
+
+
+def memory_leaves(count: int) -> list[Part]:
+    """The leaves of at least so many tensors, by index. Nobody changes the list."""
+    if count <= len(_memory_leaves):
+        return _memory_leaves
+    return [indexed(MEMORY, index) for index in range(count)]
+
+
 class Mark:
     """What the first element of an array decodes to: it turns that array (itself included) into the value."""
 

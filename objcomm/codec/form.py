@@ -33,6 +33,7 @@ class Form:
     Attributes:
         code: the code of a torch dtype, the description of a numpy dtype, or BYTES.
         dtype: the dtype of torch or of numpy; None for raw bytes.
+        is_tensor: the leaf is a tensor.
         hull: bytes from the first to the last that the leaf shows, gaps included.
         shown: bytes that the leaf shows, repetitions by a stride of 0 left out.
         lead: bytes from the lowest address to the element with index 0; not 0 where a stride is negative.
@@ -43,11 +44,13 @@ class Form:
     __slots__ = (
         "_axes",
         "_packed",
+        "_steps",
         "code",
         "dtype",
         "flags",
         "group",
         "hull",
+        "is_tensor",
         "itemsize",
         "lead",
         "natural",
@@ -66,6 +69,7 @@ class Form:
         flags: int = 0,
     ) -> None:
         self.code = code
+        self.is_tensor = type(code) is int and code != BYTES
         self.dtype = dtype
         self.itemsize = itemsize
         self.shape = shape
@@ -84,6 +88,7 @@ class Form:
         self.natural = strides is None or list(strides) == usual
         self.lead = 0
         self._packed: Form | None = None
+        self._steps: tuple[int, ...] | None = None
         self._axes: tuple[tuple[tuple[int, int], ...], int, bool] | None = None
         if self.natural or not size:
             self.hull = self.shown = size
@@ -91,10 +96,6 @@ class Form:
             self._measure(self.strides)
         gathered = self.natural and 0 < size < TINY and self.is_tensor and code in dtypes.GATHERED
         self.group: int = code if gathered else -1
-
-    @property
-    def is_tensor(self) -> bool:
-        return type(self.code) is int and self.code != BYTES
 
     def _measure(self, strides: Sequence[int]) -> None:
         hull = shown = self.itemsize
@@ -132,6 +133,13 @@ class Form:
                     jumps.append((extent, stride))
             self._axes = tuple(reversed(jumps)), run, apart
         return self._axes
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The strides in elements."""
+        if self._steps is None:
+            self._steps = tuple(stride // self.itemsize for stride in self.strides)
+        return self._steps
 
     @property
     def apart(self) -> bool:

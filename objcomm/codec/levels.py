@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import gc
+from itertools import compress
 from typing import Any
+
+import torch
+
+from .tensors import PLAIN_TYPES
 
 SCALARS = frozenset((type(None), bool, int, float, str, bytes))
 CONTAINERS = frozenset((list, dict))
 NATIVE = SCALARS | CONTAINERS
+_NATIVE_OR_TENSOR = NATIVE | PLAIN_TYPES
 
 MAX_LEVELS = 200  # older versions of msgpack nest 511 levels
 _WIDE = 1 << 16  # objects on a level from which on it is worth a look whether they are the same few
+_MOST_TENSORS = 1 << 20  # from so many on it is worth a look whether they are the same few
 
 
 class Trouble(Exception):
@@ -34,25 +41,40 @@ class Entangled(Exception):
         super().__init__("it is nested too deeply, contains itself or repeats its parts too often")
 
 
-def first_foreign(root: Any, threshold: int) -> list[Any] | None:
-    """The first level, breadth first, that holds something not native, or bytes of at least ``threshold``.
+def survey(root: Any, threshold: int) -> tuple[list[Any] | None, list[torch.Tensor]]:
+    """Look for what msgpack has no type for, level by level, breadth first.
 
-    None if there is no such level.
+    Returns:
+        None if all is native, and bytes are smaller than ``threshold``; else the first level that is not so. And,
+        where tensors of torch's own types are all that is not native, these, as often as they occur, else nothing.
 
     Raises:
         Entangled: there are more levels than msgpack nests.
     """
     level = [root]
+    foreign: list[Any] | None = None
+    tensors: list[torch.Tensor] = []
     try:
         for _ in range(MAX_LEVELS):
             kinds = set(map(type, level))
-            if kinds <= SCALARS and bytes not in kinds:
-                return None
-            if not kinds <= NATIVE or (bytes in kinds and has_big_bytes(level, threshold)):
-                return level
+            if bytes in kinds and has_big_bytes(level, threshold):
+                return foreign or level, []
+            if not kinds <= NATIVE:
+                foreign = foreign or level
+                if not kinds <= _NATIVE_OR_TENSOR or len(tensors) + len(level) > _MOST_TENSORS:
+                    return foreign, []
+                if kinds <= PLAIN_TYPES:
+                    tensors += level
+                    return foreign, tensors
+                tensors += compress(level, map(PLAIN_TYPES.__contains__, map(type, level)))
+                if kinds.isdisjoint(CONTAINERS):
+                    return foreign, tensors
+                level = list(compress(level, map(CONTAINERS.__contains__, map(type, level))))
+            elif kinds.isdisjoint(CONTAINERS):
+                return foreign, tensors
             level = gc.get_referents(*(level if len(level) < _WIDE else narrowed(level)))
             if not level:
-                return None
+                return foreign, tensors
     except Entangled:
         raise
     except Exception:

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from itertools import pairwise
+from operator import sub
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import EncodeError
 from . import arrays, dtypes, tensors
-from .address import FEW, address_of, clear_memory, window_at
+from .address import address_of, clear_memory, window_at
 from .form import ACCELERATOR, BYTES, Form
+from .layout import Layout
 from .memory_reader import MemoryReader
 from .ordinary import Ordinary
 from .overlap import Cluster, Span, clusters_of
-from .placing import Places
 from .sources import Sources
 
 if TYPE_CHECKING:
@@ -60,23 +61,46 @@ class MemoryWriter:
             EncodeError: there is no memory behind it, or its dtype cannot be sent.
         """
         index = self._index.get(id(tensor))
-        if index is not None:
-            return index
-        key = (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.is_cpu, type(tensor))
-        form = self._known.get(key)
-        if form is None:
-            form = self._known[key] = tensors.form_of(tensor)
-        storage = tensor.untyped_storage()
-        low = tensor.data_ptr()
-        if form.hull and (not low or storage.nbytes() < tensor.storage_offset() * form.itemsize + form.hull):
-            raise EncodeError(
-                f"a tensor of shape {list(tensor.shape)} has no memory behind it: its storage was freed or shrunk",
-                hint="send it before its storage is resized, or gather it first",
-            )
-        index = self._add(tensor, form, low)
-        if form.flags & ACCELERATOR:
-            self._devices[index] = tensor.device
+        if index is None:
+            index = len(self._leaves)
+            self._add_tensors([tensor])
+            self._index[id(tensor)] = index
         return index
+
+    def add_tensors(self, found: list[torch.Tensor]) -> dict[int, int]:
+        """The same for many, which are all that this message has, some of them perhaps more than once.
+
+        Returns:
+            Of the id of each tensor its number.
+        """
+        index = self._index = dict(zip(map(id, found), range(len(found)), strict=True))
+        if len(index) < len(found):
+            found = list({id(tensor): tensor for tensor in found}.values())
+            index = self._index = dict(zip(map(id, found), range(len(found)), strict=True))
+        self._add_tensors(found)
+        return index
+
+    def _add_tensors(self, found: list[torch.Tensor]) -> None:
+        forms, lows = self._forms, self._lows
+        look: Any = None
+        form: Any = None
+        for tensor in found:
+            like = look
+            look = (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.is_cpu, type(tensor))
+            if look != like:
+                form = tensors.form_like(look, tensor)
+            low = tensor.data_ptr()
+            room = tensor.untyped_storage().nbytes()
+            if form.hull and (not low or room < tensor.storage_offset() * form.itemsize + form.hull):
+                raise EncodeError(
+                    f"a tensor of shape {list(tensor.shape)} has no memory behind it: its storage was freed or shrunk",
+                    hint="send it before its storage is resized, or gather it first",
+                )
+            if form.flags & ACCELERATOR:
+                self._devices[len(forms)] = tensor.device
+            forms.append(form)
+            lows.append(low)
+        self._leaves += found
 
     def add_array(self, array: np.ndarray[Any, Any]) -> int:
         """The number of an array that is plain, see ``arrays.is_plain``; the same object has one number.
@@ -114,9 +138,26 @@ class MemoryWriter:
         Raises:
             EncodeError: leaves overlap in a way that cannot be described.
         """
-        with Ordinary():
-            sources = Sources(self._leaves, self._forms, self._lows, self._devices, self._clusters())
-            return Memory(sources, self._threshold)
+        forms, lows, devices = self._forms, self._lows, self._devices
+        if devices or not _far_apart(lows, forms):
+            with Ordinary():
+                clusters = self._clusters()
+        else:
+            layout = Layout.earlier(forms, self._threshold)
+            if layout is not None:
+                return Memory(Sources(self._leaves, forms, lows, devices, [], forms), [], layout)
+            clusters = []
+        sources = Sources(self._leaves, forms, lows, devices, clusters)
+        buffers = sources.buffers()
+        segments: list[torch.Tensor] = []
+        owners: list[int | list[int]] = []
+        if devices or max(buffers.sizes, default=0) >= self._threshold:
+            with Ordinary():
+                owners, segments, buffers = sources.segments(buffers, self._threshold)
+        layout = Layout(sources.sent, [cluster.wire() for cluster in clusters], owners, buffers)
+        if not segments and sources.sent is forms:
+            layout.keep(forms, self._threshold)
+        return Memory(sources, segments, layout)
 
     def _clusters(self) -> list[Cluster]:
         domains: dict[Hashable, list[tuple[int, int, int]]] = {None: []}
@@ -133,37 +174,37 @@ class MemoryWriter:
         return clusters
 
 
+def _far_apart(lows: list[int], forms: list[Form]) -> bool:
+    """A quick look whether leaves on the CPU cannot overlap: there is room for the longest between any two."""
+    ordered = sorted(lows)
+    longest = max([form.hull for form in set(forms)], default=0)
+    return min(map(sub, ordered[1:], ordered), default=longest) >= longest
+
+
 class Memory:
     """The memory of one message, ready to leave. It keeps the leaves alive.
 
     Attributes:
-        table: describes it to the receiver, in types that msgpack has.
+        layout: the inline area, and the table that describes all to the receiver.
         segments: flat uint8 tensors, each a transfer of its own.
-        inline_bytes: size of the inline area.
     """
 
-    def __init__(self, sources: Sources, threshold: int) -> None:
+    __slots__ = ("_sources", "layout", "segments")
+
+    def __init__(self, sources: Sources, segments: list[torch.Tensor], layout: Layout) -> None:
         self._sources = sources
-        self.segments: list[torch.Tensor] = []
-        inline: list[tuple[int, int, int]] = []
-        gathered: dict[torch.device, list[tuple[int, int, int]]] = {}
-        owners: list[int | list[int]] = []
-        for buffer, nbytes, group in sources.buffers():
-            if nbytes >= threshold:
-                owners.append(buffer)
-                self.segments.append(sources.flat(buffer))
-                continue
-            device = sources.device(buffer)
-            (inline if device is None else gathered.setdefault(device, [])).append((buffer, nbytes, group))
-        for device, buffers in gathered.items():
-            owners.append([buffer for buffer, _, _ in buffers])
-            self.segments.append(self._gathered(device, Places(buffers)))
-        self._places = Places(inline)
-        self.inline_bytes = self._places.nbytes
-        numbers: dict[Form, int] = {}
-        leaves = [numbers.setdefault(form, len(numbers)) for form in sources.sent]
-        clusters = [cluster.wire() for cluster in sources.clusters]
-        self.table: list[Any] = [[form.wire() for form in numbers], leaves, clusters, owners]
+        self.segments = segments
+        self.layout = layout
+
+    @property
+    def table(self) -> list[Any]:
+        """The table, in types that msgpack has."""
+        return self.layout.table
+
+    @property
+    def inline_bytes(self) -> int:
+        """Size of the inline area."""
+        return self.layout.nbytes
 
     def write_inline(self, out: torch.Tensor) -> None:
         """Fill the inline area.
@@ -171,32 +212,13 @@ class Memory:
         Args:
             out: uint8, contiguous, on the CPU, of ``inline_bytes`` elements.
         """
-        if out.numel() != self.inline_bytes:
-            raise ValueError(f"the inline area has {self.inline_bytes} bytes, not {out.numel()}")
-        places, target = self._places, out.data_ptr()
-        for code, start, end, buffers in places.groups:
-            if len(buffers) > FEW:
-                with Ordinary():
-                    self._gather(buffers, window_at(target + start, end - start, dtypes.BY_CODE[code]))
-                continue
-            for buffer in buffers:
-                start = self._sources.copy(buffer, target, start)
-        for start, _, buffer in places.singles:
-            self._sources.copy(buffer, target, start)
-        for start, end in places.gaps():
+        layout, target = self.layout, out.data_ptr()
+        if out.numel() != layout.nbytes:
+            raise ValueError(f"the inline area has {layout.nbytes} bytes, not {out.numel()}")
+        for code, start, end, buffers, flat in layout.gathers:
+            with Ordinary():
+                self._sources.gather(buffers, window_at(target + start, end - start, dtypes.BY_CODE[code]), flat)
+        if layout.copies:
+            self._sources.copy(layout.copies, target)
+        for start, end in layout.gaps:
             clear_memory(target + start, 0, end - start)
-
-    def _gather(self, buffers: list[int], window: torch.Tensor) -> None:
-        """Small tensors of one dtype, one after the other."""
-        parts = [self._sources.leaves[buffer] for buffer in buffers]
-        if any(len(self._sources.sent[buffer].shape) != 1 for buffer in buffers):
-            parts = list(map(torch.Tensor.ravel, parts))
-        torch.cat(parts, out=window)
-
-    def _gathered(self, device: torch.device, places: Places) -> torch.Tensor:
-        area = torch.zeros(places.nbytes, dtype=torch.uint8, device=device)
-        for code, start, end, buffers in places.groups:
-            self._gather(buffers, area[start:end].view(dtypes.BY_CODE[code]))
-        for start, end, buffer in places.singles:
-            area[start:end].copy_(self._sources.flat(buffer))
-        return area

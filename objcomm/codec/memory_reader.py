@@ -9,21 +9,16 @@ import torch
 
 from ..errors import DecodeError
 from . import arrays, dtypes, tensors
-from .address import FEW, copy_memory, view_at, word, words
+from .address import FEW, copy_memory, word, words
+from .blocks import ALIGN, Block
 from .form import ACCELERATOR, BYTES, TINY, Form
 from .memory_table import Cluster, Table
-from .ordinary import Ordinary
+from .ordinary import Ordinary, is_ordinary
 from .overlap import packed_places
 from .placing import Places
 
-# Storage of torch starts at a multiple of 64; what uses wide instructions on it relies on no more than this.
-_ALIGN = 16
-
 # torch's stubs say that it returns nothing.
 _split: Callable[[torch.Tensor, list[int]], Sequence[torch.Tensor]] = torch.split_with_sizes_copy  # type: ignore[assignment]
-
-# From here on raw bytes are handed out without a copy, which takes numpy.
-_LARGE = 1 << 16
 
 
 class MemoryReader:
@@ -61,6 +56,10 @@ class MemoryReader:
         """
         if [inline.numel(), *(segment.numel() for segment in segments)] != self._sizes:
             raise DecodeError("what arrived has other sizes than what was announced")
+        few = self.table.few
+        if few and device is None and is_ordinary() and not tensors.on_accelerator(inline.device):
+            address = inline.data_ptr()
+            return [_copied(form, address + start) for form, start in few]
         with Ordinary():
             return _Builder(self.table, device).build(inline, segments)
 
@@ -79,7 +78,7 @@ class _Builder:
             if isinstance(contents, Places):
                 self._area(segment, contents)
             else:
-                self._buffer(contents, _Block(segment, self._device if self._has_tensor(contents) else None))
+                self._buffer(contents, Block(segment, self._device if self._has_tensor(contents) else None))
         for leaf in table.empty:
             self._empty(leaf, segments)
         return self._leaves
@@ -92,17 +91,18 @@ class _Builder:
         if device is not None and not places.groups:
             # What holds no tensor stays where it is.
             device = device if any(self._has_tensor(buffer) for _, _, buffer in places.singles) else None
-        block = _Block(area, device)
+        block = Block(area, device)
         for code, start, end, buffers in places.groups:
             address = block.address() if len(buffers) <= FEW else None
             if address is None:
                 self._group(dtypes.BY_CODE[code], block.part(start, end), buffers)
             else:
                 self._copies(address + start, buffers)
-        for start, end, buffer in places.singles:
+        singles = places.singles if block.address() is None else self._windows(block, places.singles)
+        for start, end, buffer in singles:
             self._buffer(buffer, block.part(start, end))
 
-    def _group(self, dtype: torch.dtype, block: _Block, buffers: list[int]) -> None:
+    def _group(self, dtype: torch.dtype, block: Block, buffers: Sequence[int]) -> None:
         """Small tensors of one dtype. Each gets memory of its own, so that it can grow without touching another."""
         forms, leaves = self._table.forms, self._leaves
         together = block.typed(dtype)
@@ -120,16 +120,37 @@ class _Builder:
                 part.resize_(form.shape)
             leaves[buffer] = tensors.finished(form, part) if form.flags else part
 
-    def _copies(self, address: int, buffers: list[int]) -> None:
+    def _copies(self, address: int, buffers: Sequence[int]) -> None:
         """The same on the CPU, for so few that the preparation would take longer than the copies."""
         for buffer in buffers:
             form = self._table.forms[buffer]
-            leaf = torch.empty(form.shape, dtype=form.dtype, device="cpu")
-            copy_memory(leaf.data_ptr(), address, form.hull)
-            self._leaves[buffer] = tensors.finished(form, leaf) if form.flags else leaf
+            self._leaves[buffer] = _copied(form, address)
             address += form.hull
 
-    def _buffer(self, buffer: int, block: _Block) -> None:
+    def _windows(self, block: Block, singles: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Make the tensors that look at their part of what arrived on the CPU; returns the buffers that are not such.
+
+        It is what :meth:`_buffer` does, in one loop.
+        """
+        forms, leaves = self._table.forms, self._leaves
+        storage, offset, address = block.place()
+        most = storage.nbytes()
+        others = []
+        empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+        for single in singles:
+            start, end, buffer = single
+            form = forms[buffer] if buffer < len(forms) else None
+            if form is None or not form.is_tensor or not TINY <= end - start < most or (address + start) % ALIGN:
+                others.append(single)
+                continue
+            if form.dtype is not empty.dtype:
+                empty = torch.empty(0, dtype=form.dtype, device="cpu")
+            window = storage[offset + start : offset + end]
+            leaf = torch.empty_like(empty).set_(window, 0, form.shape, form.steps)
+            leaves[buffer] = tensors.finished(form, leaf) if form.flags else leaf
+        return others
+
+    def _buffer(self, buffer: int, block: Block) -> None:
         number = buffer - len(self._leaves)
         if number >= 0:
             self._cluster(self._table.clusters[number], block)
@@ -145,7 +166,7 @@ class _Builder:
             leaf = arrays.finished(form, arrays.over(form, block.host(), 0))
         self._leaves[buffer] = leaf
 
-    def _cluster(self, cluster: Cluster, block: _Block) -> None:
+    def _cluster(self, cluster: Cluster, block: Block) -> None:
         """Tensors of a cluster are views of one tensor, so that autograd knows that they share memory."""
         if cluster.scattered:
             block = self._scattered(cluster, block)
@@ -158,7 +179,7 @@ class _Builder:
             else:
                 self._leaves[leaf] = arrays.finished(form, arrays.over(form, block.host(), offset))
 
-    def _scattered(self, cluster: Cluster, block: _Block) -> _Block:
+    def _scattered(self, cluster: Cluster, block: Block) -> Block:
         forms = [self._table.forms[leaf] for leaf, _ in cluster.members]
         packed = block.bytes()
         shared = packed.new_zeros(cluster.extent)
@@ -168,7 +189,7 @@ class _Builder:
             target = words(shared.untyped_storage(), offset, jumps, run, word(0, offset, jumps, run))
             source = words(packed.untyped_storage(), start, (), form.shown, target.element_size())
             target.copy_(source.view(target.shape))
-        return _Block(shared, None)
+        return Block(shared, None)
 
     def _empty(self, leaf: int, segments: Sequence[torch.Tensor]) -> None:
         """A leaf without a byte: it comes from nowhere, so its device has to be found."""
@@ -176,7 +197,7 @@ class _Builder:
         device = torch.device("cpu")
         if form.is_tensor:
             device = self._device or self._home(form, segments)
-        block = _Block(torch.empty(0, dtype=torch.uint8, device=device), None)
+        block = Block(torch.empty(0, dtype=torch.uint8, device=device), None)
         self._buffer(leaf, block)
 
     def _home(self, form: Form, segments: Sequence[torch.Tensor]) -> torch.device:
@@ -186,106 +207,7 @@ class _Builder:
         return next(there, None) or tensors.current_accelerator()
 
 
-class _Whole:
-    """A block of bytes that have arrived, and the same bytes where tensors shall be.
-
-    Attributes:
-        arrived: the bytes.
-        home: the bytes where tensors shall be.
-        accelerator: whether that is an accelerator.
-        storage, offset, address: where ``home`` lies.
-    """
-
-    __slots__ = ("accelerator", "address", "arrived", "home", "offset", "storage")
-
-    def __init__(self, arrived: torch.Tensor, device: torch.device | None) -> None:
-        self.arrived = arrived
-        self.home = home = arrived if device is None else arrived.to(device)
-        self.accelerator = tensors.on_accelerator(home.device)
-        self.storage = home.untyped_storage()
-        self.offset = int(home.storage_offset())
-        self.address = home.data_ptr()
-
-
-class _Block:
-    """Bytes that have arrived, and where tensors over them shall be.
-
-    Args:
-        flat: the bytes.
-        device: where tensors shall be, None for where the bytes are.
-    """
-
-    __slots__ = ("_device", "_end", "_flat", "_start", "_storage", "_whole")
-
-    def __init__(self, flat: torch.Tensor, device: torch.device | None) -> None:
-        self._whole = _Whole(flat, device)
-        self._start = 0
-        self._end = flat.numel()
-        self._storage: torch.UntypedStorage | None = None
-
-    def part(self, start: int, end: int) -> _Block:
-        part = _Block.__new__(_Block)
-        part._whole = self._whole
-        part._start = self._start + start
-        part._end = self._start + end
-        part._storage = None
-        return part
-
-    @property
-    def _arrived(self) -> torch.Tensor:
-        return self._whole.arrived[self._start : self._end]
-
-    @property
-    def _home(self) -> torch.Tensor:
-        return self._whole.home[self._start : self._end]
-
-    def address(self) -> int | None:
-        """Where the bytes are, if tensors over them shall be on the CPU too."""
-        return None if self._whole.accelerator else self._whole.address + self._start
-
-    def typed(self, dtype: torch.dtype) -> torch.Tensor:
-        """All of it as elements of that dtype."""
-        home = self._home
-        if home.storage_offset() % dtype.itemsize or home.data_ptr() % dtype.itemsize:
-            home = home.clone()
-        count, first = home.numel() // dtype.itemsize, home.storage_offset() // dtype.itemsize
-        empty = torch.empty(0, dtype=dtype, device=home.device)
-        return empty.set_(home.untyped_storage(), first, (count,), (1,))
-
-    def storage(self) -> torch.UntypedStorage:
-        """Memory that holds these bytes and no others.
-
-        It is what arrived, a part of that, or a copy: of little bytes, and of a part on an accelerator, whose
-        allocator only knows memory that it gave out itself.
-        """
-        if self._storage is None:
-            whole, size = self._whole, self._end - self._start
-            first = whole.offset + self._start
-            if (whole.address + self._start) % _ALIGN:
-                self._storage = self._home.clone().untyped_storage()
-            elif size == whole.storage.nbytes():
-                self._storage = whole.storage
-            elif size < TINY or whole.accelerator:
-                self._storage = self._home.clone().untyped_storage()
-            else:
-                self._storage = whole.storage[first : first + size]
-        return self._storage
-
-    def bytes(self) -> torch.Tensor:
-        """The bytes of :meth:`storage`."""
-        return words(self.storage(), 0, (), self._end - self._start, 1)
-
-    def host(self) -> torch.Tensor:
-        """The bytes on the CPU: those of :meth:`storage` if that is there."""
-        return self._arrived.to("cpu") if self._whole.accelerator else self.bytes()
-
-    def memoryview(self) -> memoryview:
-        """The bytes for whoever wants a buffer."""
-        flat = self._arrived.to("cpu")
-        if flat.numel() >= _LARGE:
-            try:
-                bytes_: Any = flat.numpy()
-                return memoryview(bytes_)
-            except RuntimeError:
-                pass  # torch finds no numpy
-        return memoryview(bytearray(view_at(flat.data_ptr(), flat.numel())))
+def _copied(form: Form, address: int) -> torch.Tensor:
+    leaf = tensors.fresh(form)
+    copy_memory(leaf.data_ptr(), address, form.hull)
+    return tensors.finished(form, leaf) if form.flags else leaf

@@ -8,9 +8,10 @@ from typing import Any
 
 from ..errors import DecodeError, LimitError
 from . import arrays, tensors
+from .address import FEW
 from .form import BYTES, Form
 from .overlap import packed_places
-from .placing import Places
+from .placing import Buffers, Places
 
 _MOST_AXES = 256
 _LARGEST = 1 << 62
@@ -35,6 +36,7 @@ class Table:
         clusters: numbered after the leaves.
         inline: the places in the inline area.
         segments: of each segment the buffer in it, or the places in it.
+        few: of each leaf its form and its place in the inline area, if they are few, small tensors, and all there.
 
     Raises:
         DecodeError: it does not describe the inline area and the segments that come with it.
@@ -43,24 +45,27 @@ class Table:
 
     def __init__(self, table: Any, *, inline_bytes: int, segments: Sequence[tuple[int, bool]], max_bytes: int) -> None:
         kinds, leaves, clusters, owners = _list(table, 4)
-        forms = [_read_form(form) for form in _list(kinds)]
+        forms = list(map(_read_form, _list(kinds)))
         _check_numbers(leaves, len(forms))
-        self.forms: list[Form] = [forms[number] for number in leaves]
-        self.empty = [leaf for leaf, form in enumerate(self.forms) if not form.hull]
+        self.forms: list[Form] = list(map(forms.__getitem__, leaves))
         self.clusters: list[Cluster] = []
         in_cluster: set[int] = set()
         for cluster in _list(clusters):
             self.clusters.append(self._read_cluster(cluster, in_cluster))
         self._check_size(inline_bytes, segments, max_bytes)
-        rest = self._all_buffers(in_cluster)
-        self.segments: list[int | Places] = []
         if len(_list(owners)) != len(segments):
             raise DecodeError(f"the table describes {len(owners)} segments, the message has {len(segments)}")
-        for owner, (nbytes, _) in zip(owners, segments, strict=True):
-            self.segments.append(_read_segment(owner, nbytes, rest))
-        self.inline = Places((buffer, nbytes, group) for buffer, (nbytes, group) in rest.items())
+        rest, self.empty = self._all_buffers(in_cluster)
+        self.segments: list[int | Places] = []
+        if segments:
+            left = {number: (size, group) for number, size, group in zip(*rest, strict=True)}
+            for owner, (nbytes, _) in zip(owners, segments, strict=True):
+                self.segments.append(_read_segment(owner, nbytes, left))
+            rest = Buffers.of([(buffer, *left[buffer]) for buffer in left])
+        self.inline = Places(rest)
         if self.inline.nbytes != inline_bytes:
             raise DecodeError(f"the inline area has {inline_bytes} bytes, its contents {self.inline.nbytes}")
+        self.few = self._few() if len(self.forms) <= FEW else []
 
     def _read_cluster(self, cluster: Any, taken: set[int]) -> Cluster:
         numbers = _list(cluster)
@@ -96,18 +101,32 @@ class Table:
         if needed > max_bytes:
             raise LimitError(f"the message needs {needed} bytes here, max_bytes is {max_bytes}")
 
-    def _all_buffers(self, in_cluster: set[int]) -> dict[int, tuple[int, int]]:
-        """Bytes and group of every buffer that is not empty."""
+    def _few(self) -> list[tuple[Form, int]]:
+        """Of each leaf its form and place, if all are small tensors that are gathered in the inline area."""
+        places = {}
+        for _, start, _, buffers in self.inline.groups:
+            for buffer in buffers:
+                places[buffer] = start
+                start += self.forms[buffer].hull
+        alone = len(places) == len(self.forms)
+        return [(form, places[leaf]) for leaf, form in enumerate(self.forms)] if alone else []
+
+    def _all_buffers(self, in_cluster: set[int]) -> tuple[Buffers, list[int]]:
+        """Every buffer that is not empty, and the leaves that are."""
         forms = self.forms
-        if in_cluster:
-            buffers = {
-                leaf: (form.hull, form.group) for leaf, form in enumerate(forms) if form.hull and leaf not in in_cluster
-            }
-        else:
-            buffers = {leaf: (form.hull, form.group) for leaf, form in enumerate(forms) if form.hull}
-        for number, cluster in enumerate(self.clusters):
-            buffers[len(forms) + number] = (cluster.nbytes, -1)
-        return buffers
+        numbers: Sequence[int] = range(len(forms))
+        sizes = [form.hull for form in forms]
+        groups = [form.group for form in forms]
+        empty: list[int] = []
+        if in_cluster or 0 in sizes:
+            empty = [leaf for leaf in numbers if not sizes[leaf]]
+            numbers = [leaf for leaf in numbers if sizes[leaf] and leaf not in in_cluster]
+            sizes = [sizes[leaf] for leaf in numbers]
+            groups = [groups[leaf] for leaf in numbers]
+            numbers += range(len(forms), len(forms) + len(self.clusters))
+            sizes += [cluster.nbytes for cluster in self.clusters]
+            groups += [-1] * len(self.clusters)
+        return Buffers(numbers, sizes, groups), empty
 
 
 def _read_segment(owner: Any, nbytes: int, rest: dict[int, tuple[int, int]]) -> int | Places:
@@ -116,7 +135,7 @@ def _read_segment(owner: Any, nbytes: int, rest: dict[int, tuple[int, int]]) -> 
         if type(owner) is list:
             if not _are_numbers(owner):
                 raise DecodeError("the table names no buffer for a segment")
-            places = Places([(buffer, *rest.pop(buffer)) for buffer in owner])
+            places = Places(Buffers.of([(buffer, *rest.pop(buffer)) for buffer in owner]))
             size = places.nbytes
         else:
             if type(owner) is not int:
@@ -140,6 +159,10 @@ def _read_form(form: Any) -> Form:
             raise DecodeError(f"the table holds a stride that is too large: {strides}")
     if type(flags) is not int or flags < 0:
         raise DecodeError("the table holds malformed flags")
+    if strides is None and type(code) is int:
+        known = tensors.read_before(code, flags, shape)
+        if known is not None:
+            return known
     try:
         if code == BYTES and type(code) is int:
             if len(shape) != 1 or strides is not None or flags:

@@ -11,6 +11,12 @@ from torch.utils import _python_dispatch
 _C: Any = torch._C
 
 
+def is_ordinary() -> bool:
+    """Whether tensors made now are ordinary anyway. Gradients may be recorded: what only allocates does not care."""
+    special: bool = torch.is_inference_mode_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack()
+    return not special
+
+
 class Ordinary:
     """No gradients recorded, no inference mode, no function or dispatch mode. Tensors made inside are ordinary ones.
 

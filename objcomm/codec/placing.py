@@ -6,10 +6,44 @@ the dtypes' codes, each group at a multiple of 64; then everything else in its o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 ALIGN = 64
+
+
+class Buffers(NamedTuple):
+    """Buffers in columns, none of them empty.
+
+    Attributes:
+        numbers: which they are.
+        sizes: of each its bytes.
+        groups: of each the code of the dtype with which it is gathered, or -1.
+    """
+
+    numbers: Sequence[int]
+    sizes: Sequence[int]
+    groups: Sequence[int]
+
+    @classmethod
+    def of(cls, rows: list[tuple[int, int, int]]) -> Buffers:
+        """From the number, size and group of each."""
+        return cls(*zip(*rows, strict=True)) if rows else cls((), (), ())
+
+    def by_group(self) -> dict[int, tuple[Sequence[int], Sequence[int]]]:
+        """Numbers and sizes of each group that occurs."""
+        if len(set(self.groups)) == 1:
+            return {self.groups[0]: (self.numbers, self.sizes)}
+        found: dict[int, tuple[list[int], list[int]]] = {}
+        for number, size, group in zip(self.numbers, self.sizes, self.groups, strict=True):
+            columns = found.get(group)
+            if columns is None:
+                found[group] = [number], [size]
+            else:
+                columns[0].append(number)
+                columns[1].append(size)
+        return {**found}
 
 
 class Places:
@@ -23,31 +57,21 @@ class Places:
 
     __slots__ = ("groups", "nbytes", "singles")
 
-    def __init__(self, buffers: Iterable[tuple[int, int, int]]) -> None:
-        """``buffers``: which, its bytes, and the code of the dtype with which it is gathered or -1."""
-        grouped: dict[int, list[int]] = {}
-        sizes: dict[int, int] = {}
-        singles: list[tuple[int, int]] = []
-        for buffer, nbytes, code in buffers:
-            if code < 0:
-                singles.append((buffer, nbytes))
-            elif code in grouped:
-                grouped[code].append(buffer)
-                sizes[code] += nbytes
-            else:
-                grouped[code] = [buffer]
-                sizes[code] = nbytes
-        self.groups: list[tuple[int, int, int, list[int]]] = []
+    def __init__(self, buffers: Buffers) -> None:
+        self.groups: list[tuple[int, int, int, Sequence[int]]] = []
         self.singles: list[tuple[int, int, int]] = []
         end = 0
-        for code in sorted(grouped):
+        members = buffers.by_group()
+        singles = members.pop(-1, ((), ()))
+        for code in sorted(members):
+            numbers, sizes = members[code]
             start = -(-end // ALIGN) * ALIGN
-            end = start + sizes[code]
-            self.groups.append((code, start, end, grouped[code]))
-        for buffer, nbytes in singles:
+            end = start + sum(sizes)
+            self.groups.append((code, start, end, numbers))
+        for number, size in zip(*singles, strict=True):
             start = -(-end // ALIGN) * ALIGN
-            end = start + nbytes
-            self.singles.append((start, end, buffer))
+            end = start + size
+            self.singles.append((start, end, number))
         self.nbytes = end
 
     def gaps(self) -> list[tuple[int, int]]:

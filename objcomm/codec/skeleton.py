@@ -16,63 +16,25 @@ these and the object.
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from msgpack import Packer, Unpacker, unpackb
+import torch
+from msgpack import Unpacker, unpackb
 
 from ..config import Trust
-from ..errors import DecodeError
-from . import codes, opaque
+from ..errors import DecodeError, EncodeError
+from . import codes, opaque, packing, tensors
 from .codes import Part, ext
 from .deep import Rewriter
-from .levels import Entangled, first_foreign
-from .memory import Memory
+from .levels import Entangled, survey
+from .memory import Memory, MemoryWriter
 from .scan import Scan
 
 PLAIN, TABLES = 0, 1
 _PLAIN_BYTE = bytes([PLAIN])
 _HEADER = struct.Struct("<BII")
 _DEFINITION = ext(codes.DEFINITION)
-
-
-class _Warm(threading.local):
-    """A packer that keeps its buffer: a fresh one of 100 KiB costs more page faults than packing costs."""
-
-    packer: Packer | None = None
-
-
-_warm = _Warm()
-_MOST_WARM_BYTES = 1 << 20
-
-
-def _pack_native(obj: Any) -> bytes:
-    """Pack what msgpack has types for, behind the format byte."""
-    # Taken, not borrowed: a collection may run a destructor that encodes something in the middle of this.
-    packer, _warm.packer = _warm.packer or Packer(strict_types=True), None
-    packed = _packed(packer, obj)
-    if len(packed) <= _MOST_WARM_BYTES:
-        _warm.packer = packer
-    return b"".join((_PLAIN_BYTE, packed))
-
-
-def _pack(obj: Any, default: Callable[[Any], Part] | None = None) -> bytes:
-    try:
-        return _packed(Packer(strict_types=True, default=default), obj)
-    except UnicodeEncodeError:  # a lone surrogate; with this error handler, msgpack copies every string once more
-        return _packed(Packer(strict_types=True, default=default, unicode_errors="surrogatepass"), obj)
-
-
-def _packed(packer: Packer, obj: Any) -> bytes:
-    try:
-        packed: bytes = packer.pack(obj)
-    except ValueError as error:
-        # The message is msgpack's only way to say so; any other ValueError is about a size or a string.
-        if "recursion" in str(error):
-            raise Entangled from error
-        raise
-    return packed
 
 
 class Packed(NamedTuple):
@@ -91,12 +53,15 @@ def pack(obj: Any, trust: Trust, threshold: int) -> Packed:
         EncodeError: the object as a whole cannot be sent.
     """
     try:
-        level = first_foreign(obj, threshold)
+        level, found = survey(obj, threshold)
         if level is None:
             try:
-                return Packed(_pack_native(obj))
+                return Packed(packing.pack_native(obj, _PLAIN_BYTE))
             except (OverflowError, ValueError):
                 level = [obj]  # an integer or a string that msgpack has no room for, or lone surrogates
+        packed = _pack_tensors(obj, found, threshold) if found else None
+        if packed is not None:
+            return packed
         scan = Scan(trust, threshold)
         scan.walk(level)
         return _pack_scanned(obj, scan)
@@ -104,6 +69,23 @@ def pack(obj: Any, trust: Trust, threshold: int) -> Packed:
         scan = Scan(trust, threshold, careful=True)
         scan.walk([obj])
         return _pack_scanned(obj, scan)
+
+
+def _pack_tensors(obj: Any, found: list[torch.Tensor], threshold: int) -> Packed | None:
+    """Pack an object in which tensors are all that is not native; None if it takes a scan, if only to say why not."""
+    if not tensors.are_plain(found):
+        return None
+    writer = MemoryWriter(threshold)
+    try:
+        index = writer.add_tensors(found)
+        leaves = codes.memory_leaves(len(index))
+        tree = packing.pack(obj, lambda tensor: leaves[index[id(tensor)]])
+    except (EncodeError, KeyError, ValueError, OverflowError):
+        return None
+    memory = writer.finish()
+    layout = memory.layout
+    tables = layout.tables = layout.tables or packing.pack([layout.table, [], [], None, 0])
+    return Packed(b"".join((_HEADER.pack(TABLES, len(tables), 0), tables, tree)), memory)
 
 
 def _pack_scanned(obj: Any, scan: Scan) -> Packed:
@@ -124,21 +106,21 @@ def _pack_scanned(obj: Any, scan: Scan) -> Packed:
         if scan.mistaken:
             rewriter = Rewriter(scan, share=False)
             bodies = [[_DEFINITION, *rewriter.rewrite(parts)] for _, parts in scan.composites]
-        composites = _pack(bodies, scan.part)
+        composites = packing.pack(bodies, scan.part)
     memory = scan.finish()
     names = [name for name, _ in scan.composites]
-    tables = _pack([memory and memory.table, names, scan.classes.entries, entry, len(definitions)], scan.part)
+    tables = packing.pack([memory and memory.table, names, scan.classes.entries, entry, len(definitions)], scan.part)
     head = _HEADER.pack(TABLES, len(tables), len(composites))
     return Packed(b"".join((head, tables, composites, tree)), memory, entry is not None)
 
 
 def _pack_tree(obj: Any, scan: Scan, definitions: list[Part]) -> bytes:
     if not scan.mistaken:
-        return _pack(obj, scan.part)
+        return packing.pack(obj, scan.part)
     rewriter = Rewriter(scan)
     root = rewriter.rewrite(obj)
     definitions += rewriter.definitions
-    return _pack([*definitions, root] if definitions else root, rewriter.part)
+    return packing.pack([*definitions, root] if definitions else root, rewriter.part)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -147,15 +129,13 @@ def _pack_tree(obj: Any, scan: Scan, definitions: list[Part]) -> bytes:
 _SHORT_BYTES = 4096
 
 
-def _check(blob: memoryview) -> None:
+def _check(blob: bytes | memoryview) -> None:
     """Whether a long blob is one whole msgpack object: then what it allocates is bounded by its own length.
 
     msgpack makes a list as long as its header says before it looks for the items, each of which may be such a list;
     how long it may say grows with the blob, so that a short one needs no second look.
     """
-    if len(blob) <= _SHORT_BYTES:
-        return
-    unpacker = Unpacker(max_buffer_size=max(1, len(blob)), strict_map_key=False)
+    unpacker = Unpacker(max_buffer_size=len(blob), strict_map_key=False)
     unpacker.feed(blob)
     unpacker.skip()
     if unpacker.tell() != len(blob):
@@ -173,12 +153,12 @@ def _table_leaf(code: int, data: bytes) -> int:
 
 
 def unpack(
-    blob: memoryview,
+    blob: bytes | memoryview,
     leaf: Callable[[int, bytes], Any] = _no_leaves,
     array: Callable[[list[Any]], Any] | None = None,
     pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None,
 ) -> Any:
-    """One msgpack object that :func:`parse` has found whole."""
+    """One msgpack object that :func:`split` has found whole."""
     return unpackb(
         blob,
         strict_map_key=False,
@@ -213,9 +193,22 @@ class Parsed(NamedTuple):
     definitions: int = 0
     composites: memoryview = memoryview(b"")
 
+    @property
+    def only_memory(self) -> bool:
+        """The tables hold nothing beside the memory table."""
+        return not (self.names or self.classes or self.stream or self.definitions)
 
-def parse(skeleton: bytes | memoryview) -> Parsed:
-    """Take a skeleton apart without building anything of it.
+
+class Pieces(NamedTuple):
+    """A skeleton of which each piece is one whole msgpack object; without tables, the tree is all."""
+
+    tables: bytes
+    composites: memoryview
+    tree: memoryview
+
+
+def split(skeleton: bytes | memoryview) -> Pieces:
+    """Take a skeleton apart without looking into its pieces.
 
     Raises:
         DecodeError: it is malformed.
@@ -223,36 +216,52 @@ def parse(skeleton: bytes | memoryview) -> Parsed:
     try:
         view = memoryview(skeleton).cast("B")
         if len(view) and view[0] == PLAIN:
-            _check(view[1:])
-            return Parsed(view[1:])
-        return _parse_tables(view)
+            pieces = Pieces(b"", view[:0], view[1:])
+        else:
+            tag, tables_bytes, composites_bytes = _HEADER.unpack_from(view)
+            composites_at = _HEADER.size + tables_bytes
+            tree_at = composites_at + composites_bytes
+            if tag != TABLES or not tables_bytes or tree_at > len(view):
+                raise ValueError("unknown format or lengths")
+            tables = view[_HEADER.size : composites_at]
+            pieces = Pieces(tables.tobytes(), view[composites_at:tree_at], view[tree_at:])
+        for piece in pieces:
+            if len(piece) > _SHORT_BYTES:
+                _check(piece)
+        return pieces
     except Exception as error:
         raise DecodeError(f"the skeleton is malformed: {type(error).__name__}: {error}") from error
 
 
-def _parse_tables(view: memoryview) -> Parsed:
-    tag, tables_bytes, composites_bytes = _HEADER.unpack_from(view)
-    composites_at = _HEADER.size + tables_bytes
-    tree_at = composites_at + composites_bytes
-    if tag != TABLES or tree_at > len(view):
-        raise ValueError("unknown format or lengths")
-    blobs = view[_HEADER.size : composites_at], view[composites_at:tree_at], view[tree_at:]
-    for blob in blobs:
-        if len(blob) or blob is not blobs[1]:
-            _check(blob)
-    memory, names, classes, stream, definitions = unpack(blobs[0], _table_leaf)
-    if not (_are(names, str) and _are(classes, list) and _is_count(definitions) and bool(names) == bool(blobs[1])):
+def parse(pieces: Pieces) -> Parsed:
+    """Look into a skeleton without building anything of it.
+
+    Raises:
+        DecodeError: it is malformed.
+    """
+    if not pieces.tables:
+        return Parsed(pieces.tree)
+    try:
+        return _parse_tables(pieces)
+    except Exception as error:
+        raise DecodeError(f"the skeleton is malformed: {type(error).__name__}: {error}") from error
+
+
+def _parse_tables(pieces: Pieces) -> Parsed:
+    tables, composites, tree = pieces
+    memory, names, classes, stream, definitions = unpack(tables, _table_leaf)
+    if not (_are(names, str) and _are(classes, list) and _is_count(definitions) and bool(names) == bool(composites)):
         raise ValueError("tables of the wrong types")
     if stream is not None:
         at, leaves, buffers = stream
         if not (_is_count(at) and _is_count(leaves) and _are(buffers, int)):
             raise ValueError("a wrong description of the pickle stream")
         stream = Stream(at, leaves, buffers)
-    return Parsed(blobs[2], False, memory, tuple(names), tuple(classes), stream, definitions, blobs[1])
+    return Parsed(tree, False, memory, tuple(names), tuple(classes), stream, definitions, composites)
 
 
 def _are(items: Any, kind: type) -> bool:
-    return type(items) is list and all(type(item) is kind for item in items)
+    return type(items) is list and (not items or set(map(type, items)) == {kind})
 
 
 def _is_count(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,27 +12,38 @@ import torch
 from ..errors import DecodeError, EncodeError
 from . import dtypes
 from .form import ACCELERATOR, PARAMETER, REQUIRES_GRAD, Form
+from .kept import Kept
 
 _C: Any = torch._C
 _dispatch_keys = _C._dispatch_keys
 _number_of: Callable[[Any], Any] = getattr(_C.DispatchKeySet, "raw_repr", repr)
 
-_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 # What a tensor answers to if it is nothing but strided memory of a device. Conjugate, negative, quantized, nested,
 # meta and wrapped tensors answer to more, or to something else.
 _BACKEND = re.compile(r"CPU|CUDA|XPU|MPS|HPU|MTIA|IPU|PrivateUse1")
 _COMMON = re.compile(r"ADInplaceOrView|Autograd\w+|Autocast\w+")
 _plain_keys: dict[Any, bool] = {}
+_attributes = attrgetter("__dict__")
+_CPU = torch.device("cpu")
 
 
 def is_plain(obj: torch.Tensor) -> bool:
     """Whether a tensor is strided memory and nothing else, of a type of torch's own: ``add_tensor`` takes it."""
-    if type(obj) not in _PLAIN_TYPES or obj.__dict__:
+    if type(obj) not in PLAIN_TYPES or obj.__dict__:
         return False
     keys = _dispatch_keys(obj)
     known = _plain_keys.get(_number_of(keys))
     return _look_up(keys) if known is None else known
+
+
+def are_plain(objs: Sequence[torch.Tensor]) -> bool:
+    """Whether all of these, each of one of the plain types, are plain."""
+    if any(map(_attributes, objs)):
+        return False
+    numbers = map(_number_of, map(_dispatch_keys, objs))
+    return all(map(_plain_keys.get, numbers)) or all(map(is_plain, objs))
 
 
 def dispatch_names(obj: torch.Tensor) -> list[str]:
@@ -101,6 +113,25 @@ def form_of(obj: torch.Tensor) -> Form:
         raise EncodeError(f"a tensor cannot be sent: {error}") from None
 
 
+_forms: Kept[Hashable, Form] = Kept(4096)
+_read: Kept[Hashable, Form] = Kept(4096)
+
+
+def form_like(look: tuple[Hashable, ...], obj: torch.Tensor) -> Form:
+    """The form of a plain tensor; ``look`` is all that it depends on, but for its device."""
+    key = (*look, on_accelerator(obj.device))
+    form = _forms.get(key)
+    if form is None:
+        form = form_of(obj)
+        _forms.keep(key, form)
+    return form
+
+
+def read_before(code: int, flags: int, shape: list[int]) -> Form | None:
+    """What :func:`read_form` made of the same numbers, in row-major order, for an earlier message."""
+    return _read.get((dtypes.BY_CODE.get(code), flags, *shape))
+
+
 def read_form(code: Any, flags: int, shape: Sequence[int], strides: Sequence[int] | None) -> Form:
     """The form of a tensor as it came in a message, every number in it checked.
 
@@ -117,15 +148,23 @@ def read_form(code: Any, flags: int, shape: Sequence[int], strides: Sequence[int
     itemsize = dtype.itemsize
     if strides is not None and any(stride < 0 or stride % itemsize for stride in strides):
         raise DecodeError(f"a tensor of {dtype} cannot have strides of {list(strides)} bytes")
-    return Form(code, dtype, itemsize, shape, strides, flags)
+    form = Form(code, dtype, itemsize, shape, strides, flags)
+    if strides is None:
+        _read.keep((dtype, flags, *shape), form)
+    return form
+
+
+def fresh(form: Form) -> torch.Tensor:
+    """A tensor with memory of its own, on the CPU."""
+    shape = form.shape
+    # torch takes apart a list of extents, or worse a torch.Size, twice as slowly as so many numbers.
+    return torch.empty(*(shape or ((),)), dtype=form.dtype, device=_CPU)
 
 
 def over(form: Form, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:
     """A tensor over memory, ``offset`` bytes into it. It is no view of another tensor for autograd."""
-    itemsize = form.itemsize
     tensor = torch.empty(0, dtype=form.dtype, device=storage.device)
-    strides = [stride // itemsize for stride in form.strides]
-    return tensor.set_(storage, offset // itemsize, form.shape, strides)
+    return tensor.set_(storage, offset // form.itemsize, form.shape, form.steps)
 
 
 def memory_of(obj: torch.Tensor) -> torch.Tensor:

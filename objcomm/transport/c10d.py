@@ -7,11 +7,14 @@ What gloo does, and this file lives with:
 - A wait that runs out of time closes every connection of this rank in that gloo context, the whole group's,
   for good; each peer sees its own connection closed.
 - ``is_completed()`` says nothing before ``wait()``, so each transfer is waited for.
+- Where the connection breaks in the middle of a message, who waits for that message, at either end, is not told.
+- The end of a transfer can be waited for once; a second wait is for an end that never comes.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -28,9 +31,18 @@ TAG = 0x6F626A63
 # A receive that nothing is ever sent to; see ElasticLane.close.
 _CLOSE_TAG = TAG + 1
 _SOON = timedelta(milliseconds=1)
+# From this size on it is worth a thread to notice that the connection breaks in the middle of a message.
+_WATCHED_BYTES = 4 << 20
+_FIRST_LOOK_SECONDS = 0.25
+_MAX_LOOK_SECONDS = 4.0
+# What has arrived is announced within this time, even if the connection broke right after it.
+_SETTLING_SECONDS = 0.5
 
 _SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*")
 _ADVICE = re.compile(r"\s*This is typically caused by.*$", re.DOTALL)
+
+# Where nothing ever arrives.
+_NOWHERE = torch.empty(1, dtype=torch.uint8, device="cpu")
 
 # Why all connections of a gloo backend were closed by this rank, by backend.
 _closed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -52,7 +64,7 @@ class ElasticLane:
             work = self._backend.send([tensor], self._peer_group_rank, TAG)
         except RuntimeError as error:
             raise self.translated(error) from error
-        return _Transfer(self, work, tensor)
+        return self._transfer(work, tensor)
 
     def recv(self, tensor: torch.Tensor) -> Pending:
         """Post the receive of one message of at most the length of ``tensor``."""
@@ -60,7 +72,7 @@ class ElasticLane:
             work = self._backend.recv([tensor], self._peer_group_rank, TAG)
         except RuntimeError as error:
             raise self.translated(error) from error
-        return _Transfer(self, work, tensor)
+        return self._transfer(work, tensor)
 
     def send_all(self, tensors: Sequence[torch.Tensor]) -> Pending:
         return Both([self.send(piece) for piece in messages(tensors)])
@@ -68,14 +80,20 @@ class ElasticLane:
     def recv_all(self, tensors: Sequence[torch.Tensor]) -> Pending:
         return Both([self.recv(piece) for piece in messages(tensors)])
 
+    def _transfer(self, work: Any, tensor: torch.Tensor) -> _Transfer:
+        return (_Watched if tensor.numel() >= _WATCHED_BYTES else _Transfer)(self, work, tensor)
+
     def close(self) -> None:
         """Close the connection, for both ends at once, by a wait that runs out of time. Never raises."""
         _closed.setdefault(self._backend, f"this rank broke off its transfers with rank {self._peer}")
         try:
-            nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
-            self._backend.recv([nothing], self._peer_group_rank, _CLOSE_TAG).wait(_SOON)
+            self._backend.recv([_NOWHERE], self._peer_group_rank, _CLOSE_TAG).wait(_SOON)
         except RuntimeError:
             return
+
+    def look(self) -> None:
+        """Raise if the connection is known to be broken: nothing can be posted then, not even what never comes."""
+        self._backend.recv([_NOWHERE], self._peer_group_rank, _CLOSE_TAG)
 
     def translated(self, error: RuntimeError, deadline: Deadline | None = None) -> ObjcommError:
         """What gloo's error means."""
@@ -112,10 +130,55 @@ class _Transfer:
             if self._error is not None:
                 raise self._error
             return
+        over: list[Any] = []
         try:
-            work.wait(deadline.timedelta())
+            self._await(work, deadline, over)
         except RuntimeError as error:
             self._error = self._lane.translated(error, deadline)
             self._work = None
             raise self._error from error
-        self._work = self._memory = None
+        finally:
+            # Also where a signal was handled as soon as the backend had returned.
+            if over:
+                self._work = self._memory = None
+
+    def _await(self, work: Any, deadline: Deadline, over: list[Any]) -> None:
+        """Wait for the backend, and put something into ``over`` once it is over, with no bytecode in between."""
+        over.extend(map(work.wait, (deadline.timedelta(),)))
+
+
+class _Watched(_Transfer):
+    """A large message. A thread waits for the backend, while this one looks after the connection."""
+
+    __slots__ = ()
+
+    def _await(self, work: Any, deadline: Deadline, over: list[Any]) -> None:
+        ended = threading.Event()
+        failures: list[RuntimeError] = []
+        limit = deadline.timedelta()
+        # Where nobody tells the backend that it is over, it still has this memory.
+        held = [self._memory]
+
+        def wait() -> None:
+            try:
+                over.append(work.wait(limit))
+            except RuntimeError as error:
+                failures.append(error)
+            held.clear()
+            ended.set()
+
+        try:
+            threading.Thread(target=wait, name="objcomm-watched", daemon=True).start()
+        except RuntimeError:  # no thread can be had any more, as when the interpreter ends
+            super()._await(work, deadline, over)
+            return
+        pause = _FIRST_LOOK_SECONDS
+        while not ended.wait(pause):
+            try:
+                self._lane.look()
+            except RuntimeError:
+                if not ended.wait(_SETTLING_SECONDS):
+                    raise
+            pause = min(_MAX_LOOK_SECONDS, 2 * pause)
+        if failures:
+            raise failures[0]

@@ -9,12 +9,20 @@ connection to the peer.
 from __future__ import annotations
 
 import json
-from typing import Protocol
+import threading
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from ..errors import ProtocolError
 from .frame import Terms
 
 _MAX_CARD_BYTES = 4096
+# A store whose host is frozen answers never, and has no time-out of its own for most of its calls.
+STORE_SECONDS = 30.0
+# What only makes an error clearer is not worth a long wait.
+_REASON_SECONDS = 2.0
+
+T = TypeVar("T")
 
 
 class Store(Protocol):
@@ -26,9 +34,13 @@ class Store(Protocol):
 
 
 def publish(store: Store, rank: int, terms: Terms) -> None:
-    """Put this rank's card into the group's store."""
+    """Put this rank's card into the group's store.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
     card = {"rank": rank, "version": terms.version, "window": terms.window, "max_bytes": terms.max_bytes}
-    store.set(f"objcomm/card/{rank}", json.dumps(card))
+    _within(STORE_SECONDS, lambda: store.set(f"objcomm/card/{rank}", json.dumps(card)))
 
 
 def terms_of(store: Store, rank: int) -> Terms | None:
@@ -36,8 +48,9 @@ def terms_of(store: Store, rank: int) -> Terms | None:
 
     Raises:
         ProtocolError: what lies there is no card.
+        RuntimeError: the store does not answer.
     """
-    text = _peek(store, f"objcomm/card/{rank}")
+    text = _within(STORE_SECONDS, lambda: _peek(store, f"objcomm/card/{rank}"))
     if text is None:
         return None
     try:
@@ -48,13 +61,22 @@ def terms_of(store: Store, rank: int) -> Terms | None:
 
 
 def refuse(store: Store, rank: int, peer: int, reason: str) -> None:
-    """Leave for ``peer`` why this rank takes no more of its messages."""
-    store.set(f"objcomm/refused/{peer}/{rank}", reason[:_MAX_CARD_BYTES])
+    """Leave for ``peer`` why this rank takes no more of its messages.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    text = reason.encode("utf-8", "replace")[:_MAX_CARD_BYTES].decode("utf-8", "ignore")
+    _within(_REASON_SECONDS, lambda: store.set(f"objcomm/refused/{peer}/{rank}", text))
 
 
 def refusal(store: Store, rank: int, peer: int) -> str | None:
-    """Why ``peer`` refused this rank's messages, or ``None``. Never waits."""
-    text = _peek(store, f"objcomm/refused/{rank}/{peer}")
+    """Why ``peer`` refused this rank's messages, or ``None``.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    text = _within(_REASON_SECONDS, lambda: _peek(store, f"objcomm/refused/{rank}/{peer}"))
     return None if text is None else text.decode("utf-8", "replace")
 
 
@@ -65,3 +87,27 @@ def _peek(store: Store, key: str) -> bytes | None:
     if len(text) > _MAX_CARD_BYTES:
         raise ProtocolError(f"an entry of the group's store is too long for objcomm: {key}, {len(text)} bytes")
     return text
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """The result of a call of the store, or a ``RuntimeError`` if it takes longer."""
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask, name="objcomm-store", daemon=True)
+    try:
+        asking.start()
+    except RuntimeError:  # no thread can be had any more, as when the interpreter ends
+        return call()
+    asking.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise RuntimeError(f"no answer within {seconds:g} s")
+    return results[0]

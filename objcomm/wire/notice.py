@@ -37,7 +37,12 @@ def notice_of(error: BaseException) -> Notice:
     """What to tell the peer of an exception that kept an object from being sent."""
     if isinstance(error, ObjcommError):
         return Notice(type(error).__name__, error.text, error.path or "")
-    return Notice(type(error).__name__, str(error) or type(error).__name__)
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as failure:  # a class of the program, and it must not keep the peer from being told
+        text = f"its text cannot be had: {type(failure).__name__}"
+    return Notice(name, text or name)
 
 
 def pack_notice(notice: Notice) -> bytes:
