@@ -69,7 +69,7 @@ def broadcast_object(
         peers = [resolve(group, member, None, "ranks") for member in dict.fromkeys(members) if member != src]
         pairs = [pair_with(peer) for peer in peers]
         if not pairs:
-            return ObjectWork.finished(obj) if async_op else obj
+            return ObjectWork.over(obj) if async_op else obj
         for pair in pairs:
             watch(pair)
         work = ObjectWork(send(pairs, obj, channel, deadline_for(pairs[0], timeout)), obj, timeout)

@@ -70,7 +70,7 @@ class ObjcommError(RuntimeError):
                 ("channel", self.channel),
                 ("phase", self.phase),
             )
-            if value is not None
+            if value is not None and not (name == "channel" and value == "")
         ]
         where = f" [{', '.join(context)}]" if context else ""
         what_to_do = f"; {self.hint}" if self.hint else ""

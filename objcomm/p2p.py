@@ -211,7 +211,7 @@ def move_object(
     if rank not in (src, dst):
         raise UsageError(f"rank {rank} takes no part in a move from rank {src} to rank {dst}", rank=rank)
     if src == dst:
-        return ObjectWork.finished(obj) if async_op else obj
+        return ObjectWork.over(obj) if async_op else obj
     if rank == src:
         if async_op:
             return isend_object(obj, dst, group=group, channel=channel, timeout=timeout)

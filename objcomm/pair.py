@@ -246,7 +246,7 @@ class Pair:
         """Close the pair because of what the peer sent, and let the peer know why."""
         error = self.close(error)
         try:
-            card.refuse(self.link.store, self.rank, self.peer, str(error))
+            card.refuse(self.link.store, self.rank, self.peer, error.text)
         except RuntimeError:
             pass  # the store is gone with the rank that kept it; the closed connection still tells the peer
         self.link.close()

@@ -34,7 +34,7 @@ class ObjectWork(Generic[T]):
     Dropping the handle loses nothing: a dropped send is completed in the background, a dropped receive is taken when
     its turn comes, and its object discarded.
 
-    >>> work = ObjectWork.finished({"loss": 0.5})
+    >>> work = ObjectWork.over({"loss": 0.5})
     >>> work.wait()
     {'loss': 0.5}
     """
@@ -47,7 +47,7 @@ class ObjectWork(Generic[T]):
         self._default_timeout = timeout
 
     @classmethod
-    def finished(cls, value: T) -> ObjectWork[T]:
+    def over(cls, value: T) -> ObjectWork[T]:
         """A handle of something that is over already."""
         return cls((), value, None)
 
@@ -75,15 +75,25 @@ class ObjectWork(Generic[T]):
             self._moving = ()
         return cast(T, self._value)
 
+    def __repr__(self) -> str:
+        moving = self._moving
+        if isinstance(moving, Incoming):
+            state = "over" if moving.done else "waiting"
+            return f"<ObjectWork: receive from rank {moving.pair.peer}, channel {moving.channel!r}, {state}>"
+        if not moving:
+            return "<ObjectWork: over>"
+        peers = ", ".join(str(outgoing.pair.peer) for outgoing in moving)
+        return f"<ObjectWork: send to rank {peers}, channel {moving[0].channel!r}>"
+
     def __del__(self) -> None:
         # May run at any point of any thread: nothing here takes a lock or starts anything.
         moving = getattr(self, "_moving", ())
         if isinstance(moving, Incoming):
             return
         for outgoing in moving:
-            dropped = _dropped.get(outgoing.pair)
-            if dropped is not None:
-                dropped.put(outgoing)
+            worker = _dropped.get(outgoing.pair)
+            if worker is not None:
+                worker.waiting.put(outgoing)
 
 
 def deadline_for(pair: Pair, timeout: float | None) -> Deadline:
@@ -104,7 +114,7 @@ def watch(pair: Pair) -> None:
 
     A backend does not tell whether a send is over until it is waited for; so one thread a pair waits.
     """
-    _in_background(_dropped, pair, "sends")
+    _worker(_dropped, pair, "sends")
 
 
 def advance(incoming: Incoming) -> None:
@@ -114,57 +124,85 @@ def advance(incoming: Incoming) -> None:
     accelerator it is left to that wait, since the current device and stream are those of the caller's thread.
     """
     if kind_here() is None:
-        _in_background(_ahead, incoming.pair, "receives").put(incoming)
+        _worker(_ahead, incoming.pair, "receives").waiting.put(incoming)
 
 
-_Waiting = queue.SimpleQueue["Incoming | Outgoing | None"]
-_dropped: weakref.WeakKeyDictionary[Pair, _Waiting] = weakref.WeakKeyDictionary()
-_ahead: weakref.WeakKeyDictionary[Pair, _Waiting] = weakref.WeakKeyDictionary()
+class _Worker(threading.Thread):
+    """Waits for what is handed to it, one after the other."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.waiting: queue.SimpleQueue[Incoming | Outgoing | None] = queue.SimpleQueue()
+        self.moving: Incoming | Outgoing | None = None
+
+    def run(self) -> None:
+        while (moving := self.waiting.get()) is not None:
+            self.moving = moving
+            try:
+                # A receive has the time-out of whoever waits for it; a send that nobody waits for has the group's.
+                moving.wait(Deadline(None) if isinstance(moving, Incoming) else deadline_for(moving.pair, None))
+            except ObjcommError as error:
+                if isinstance(moving, Outgoing):
+                    _log.warning("a send whose handle was dropped failed: %s", error)
+            except BaseException:
+                # An exit that the code of a class asked for while it was rebuilt: the handle tells.
+                _log.debug("a receive was interrupted", exc_info=True)
+            self.moving = moving = None
+
+    def leave(self, deadline: Deadline) -> None:
+        """Let sends finish, break off a receive, and end.
+
+        A thread that is inside a backend when the interpreter ends takes the whole process down with it.
+        """
+        self.waiting.put(None)
+        moving = self.moving
+        if not isinstance(moving, Incoming):
+            self.join(deadline.remaining())
+            moving = self.moving
+        if self.is_alive() and moving is not None:
+            moving.pair.link.close()
+            self.join(_BREAK_OFF_SECONDS)
 
 
-def _in_background(queues: weakref.WeakKeyDictionary[Pair, _Waiting], pair: Pair, what: str) -> _Waiting:
-    waiting = queues.get(pair)
-    if waiting is None:
-        made: _Waiting = queue.SimpleQueue()
-        waiting = queues.setdefault(pair, made)
-        if waiting is made:
-            name = f"objcomm-{what}-{pair.rank}-{pair.peer}"
-            threading.Thread(target=_complete, args=(waiting,), name=name, daemon=True).start()
-            weakref.finalize(pair, waiting.put, None)
-    return waiting
+_BREAK_OFF_SECONDS = 5.0
+_dropped: weakref.WeakKeyDictionary[Pair, _Worker] = weakref.WeakKeyDictionary()
+_ahead: weakref.WeakKeyDictionary[Pair, _Worker] = weakref.WeakKeyDictionary()
+_workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
 
-def _complete(waiting: _Waiting) -> None:
-    while (moving := waiting.get()) is not None:
-        try:
-            # A receive has the time-out of whoever waits for it; a send that nobody waits for has the group's.
-            moving.wait(Deadline(None) if isinstance(moving, Incoming) else deadline_for(moving.pair, None))
-        except ObjcommError as error:
-            if isinstance(moving, Outgoing):
-                _log.warning("a send whose handle was dropped failed: %s", error)
-        except BaseException:
-            # An exit that the code of a class asked for while it was rebuilt: the handle tells.
-            _log.debug("a receive was interrupted", exc_info=True)
-        del moving
+def _worker(workers: weakref.WeakKeyDictionary[Pair, _Worker], pair: Pair, what: str) -> _Worker:
+    worker = workers.get(pair)
+    if worker is None:
+        made = _Worker(f"objcomm-{what}-{pair.rank}-{pair.peer}")
+        worker = workers.setdefault(pair, made)
+        if worker is made:
+            worker.start()
+            _workers.add(worker)
+            weakref.finalize(pair, worker.waiting.put, None)
+    return worker
 
 
 @atexit.register
 def _leave() -> None:
     """Before the process ends: let peers take what is in flight, then tell those that wait that none will come."""
     deadline = Deadline(FLUSH_SECONDS)
-    reason = _reason_to_leave()
+    notice = Notice("", _reason_to_leave())
     for pair in all_pairs():
         if pair.closed is not None or not pair.link.alive:
             continue
         try:
             for outgoing in list(pair.in_flight.values()):
                 outgoing.wait(deadline)
-            if pair.link.can_say_goodbye:
-                notify(pair, Kind.GOODBYE, Notice("", reason), "", deadline)
         except ObjcommError as error:
             _log.warning("rank %d ends before rank %d took all that was sent: %s", pair.rank, pair.peer, error)
-        except RuntimeError:
-            continue  # the group was torn down with the interpreter: there is nobody to tell
+            continue
+        try:
+            if pair.link.can_say_goodbye:
+                notify(pair, Kind.GOODBYE, notice, "", deadline)
+        except (ObjcommError, RuntimeError):
+            continue  # the peer, or the group, is gone already
+    for worker in list(_workers):
+        worker.leave(deadline)
 
 
 def _reason_to_leave() -> str:

@@ -13,8 +13,8 @@ _C: Any = torch._C
 
 def is_ordinary() -> bool:
     """Whether tensors made now are ordinary anyway. Gradients may be recorded: what only allocates does not care."""
-    special: bool = torch.is_inference_mode_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack()
-    return not special
+    modes: int = _C._len_torch_function_stack() + _C._len_torch_dispatch_stack()
+    return not modes and not torch.is_inference_mode_enabled()
 
 
 class Ordinary:

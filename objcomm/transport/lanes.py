@@ -32,6 +32,7 @@ from .base import Pending, messages
 _MAX_POLL_SECONDS = 0.05
 # How long a process that ends waits for its device to have sent what it was told to.
 _FLUSH_SECONDS = 30.0
+_LAST_SECONDS = 1.0
 
 
 class ExactLane:
@@ -56,6 +57,7 @@ class ExactLane:
         self._queue: list[_Transfer] = []
         self._lock = threading.Lock()
         self._started = False
+        self._opening: threading.Thread | None = None
         self._until = 0.0
         self._open = threading.Event()  # or failed
         self._failure: ObjcommError | None = None
@@ -136,7 +138,8 @@ class ExactLane:
                     self._started = True
                     self._until = Deadline(self._timeout).at
                     name = f"objcomm-open-{self._side}-{self._peer}"
-                    threading.Thread(target=self._open_both, name=name, daemon=True).start()
+                    self._opening = threading.Thread(target=self._open_both, name=name, daemon=True)
+                    self._opening.start()
                 self._queue.append(transfer)
         except RuntimeError as error:
             if isinstance(error, ObjcommError):
@@ -219,6 +222,13 @@ class ExactLane:
         if self.has_streams and self._open.is_set() and self._failure is None:
             accelerators.reached(self.device, deadline)
 
+    def give_up_opening(self) -> None:
+        """A thread that is inside a backend or a store when the interpreter ends takes the process down with it."""
+        opening = self._opening
+        if opening is not None and opening.is_alive():
+            self.fail(PeerError(f"this process ended before rank {self._peer} made contact"))
+            opening.join(_LAST_SECONDS)
+
     def translated(self, error: RuntimeError, deadline: Deadline | None) -> ObjcommError:
         """What the backend's error means."""
         text = _first_line(error)
@@ -288,3 +298,4 @@ def _flush() -> None:
     for lane in list(_lanes):
         with contextlib.suppress(RuntimeError):
             lane.flush(deadline)
+        lane.give_up_opening()

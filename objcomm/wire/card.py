@@ -77,7 +77,16 @@ def refusal(store: Store, rank: int, peer: int) -> str | None:
         RuntimeError: the store does not answer.
     """
     text = _within(_REASON_SECONDS, lambda: _peek(store, f"objcomm/refused/{rank}/{peer}"))
-    return None if text is None else text.decode("utf-8", "replace")
+    return text.decode("utf-8", "replace") if text else None
+
+
+def forget(store: Store, rank: int, peer: int) -> None:
+    """Clear what ``peer`` left for this rank, before anything is sent: it is of a group that had the same store before.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    _within(STORE_SECONDS, lambda: store.set(f"objcomm/refused/{rank}/{peer}", ""))
 
 
 def _peek(store: Store, key: str) -> bytes | None:
