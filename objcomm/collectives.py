@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
+import torch
 from torch.distributed import ProcessGroup, get_process_group_ranks
 
 from .errors import UsageError
@@ -28,6 +29,7 @@ def broadcast_object(
     channel: str = "",
     device: Device = None,
     timeout: float | None = None,
+    forbid_grad: bool = False,
 ) -> T | ObjectWork[T]:
     """Give one rank's object to several: every one of them makes the same call.
 
@@ -41,6 +43,7 @@ def broadcast_object(
         ranks: global ranks that take part, ``src`` among them; ``None`` means all of the group.
         async_op: return a handle instead; its ``wait()`` gives the object.
         channel, device, timeout: as in :func:`objcomm.send_object` and :func:`objcomm.recv_object`.
+        forbid_grad: as in :func:`objcomm.move_object`.
 
     Returns:
         On ``src`` the object itself, elsewhere what arrived.
@@ -72,5 +75,7 @@ def broadcast_object(
             return ObjectWork.over(obj) if async_op else obj
         for pair in pairs:
             watch(pair)
-        work = ObjectWork(send(pairs, obj, channel, deadline_for(pairs[0], timeout)), obj, timeout)
+        deadline = deadline_for(pairs[0], timeout)
+        outgoing = send(pairs, obj, channel, deadline, forbid_grad=forbid_grad and torch.is_grad_enabled())
+        work = ObjectWork(outgoing, obj, timeout)
     return work if async_op else work.wait()

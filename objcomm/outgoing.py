@@ -74,7 +74,9 @@ class Outgoing:
                     earlier.wait(deadline)
 
 
-def send(pairs: Sequence[Pair], obj: object, channel: str, deadline: Deadline) -> list[Outgoing]:
+def send(
+    pairs: Sequence[Pair], obj: object, channel: str, deadline: Deadline, *, forbid_grad: bool = False
+) -> list[Outgoing]:
     """Encode ``obj`` once and post it to every pair. What cannot be sent is announced to the receivers in its place.
 
     Raises:
@@ -86,7 +88,7 @@ def send(pairs: Sequence[Pair], obj: object, channel: str, deadline: Deadline) -
     name = channel_name(channel)
     limit = settings().max_bytes
     try:
-        message = _Message(Kind.DATA, encode(obj, trust=settings().trust), name)
+        message = _Message(Kind.DATA, encode(obj, trust=settings().trust, forbid_grad=forbid_grad), name)
         if message.nbytes > limit:
             raise LimitError(
                 f"the message has {message.nbytes} bytes, max_bytes is {limit}",

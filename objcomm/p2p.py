@@ -186,6 +186,7 @@ def move_object(
     channel: str = "",
     device: Device = None,
     timeout: float | None = None,
+    forbid_grad: bool = False,
 ) -> T | ObjectWork[T]:
     """Move an object from one rank to another: the same line on both.
 
@@ -195,6 +196,8 @@ def move_object(
         dst: global rank that shall have it.
         async_op: return a handle instead; its ``wait()`` gives the object.
         group, channel, device, timeout: as in :func:`send_object` and :func:`recv_object`.
+        forbid_grad: refuse to send a tensor that requires grad, wherever in the object it is, while gradients are being
+            recorded: it would arrive without its history, and its gradient would be lost without a word.
 
     Returns:
         On ``src`` the object itself, on ``dst`` what arrived. Where both are this rank, the object itself.
@@ -213,9 +216,14 @@ def move_object(
     if src == dst:
         return ObjectWork.over(obj) if async_op else obj
     if rank == src:
+        pair = _pair(dst, group, None, "dst")
         if async_op:
-            return isend_object(obj, dst, group=group, channel=channel, timeout=timeout)
-        send_object(obj, dst, group=group, channel=channel, timeout=timeout)
+            watch(pair)
+        deadline = deadline_for(pair, timeout)
+        outgoing = send([pair], obj, channel, deadline, forbid_grad=forbid_grad and torch.is_grad_enabled())
+        if async_op:
+            return ObjectWork(outgoing, obj, timeout)
+        outgoing[0].wait(deadline)
         return obj
     if async_op:
         arriving = irecv_object(src, group=group, channel=channel, device=device, timeout=timeout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -436,3 +437,58 @@ def test_a_receive_that_was_posted_ahead_overlaps_with_what_the_caller_does() ->
             assert_arrived(work.wait(), big(32))
 
     run_ranks(ranks)
+
+
+class Holder:
+    """A user's class, which is pickled."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+@pytest.mark.parametrize("where", ["list", "holder", "sparse"])
+def test_a_gradient_is_not_lost_silently_where_it_is_forbidden(where: str) -> None:
+    def ranks(rank: int) -> None:
+        weight = torch.ones(3, requires_grad=True)
+        made: dict[str, tuple[Any, str]] = {
+            "list": ({"a": [1, weight * 2]}, "obj['a'][1]"),
+            "holder": ([Holder({"h": weight * 2})], "obj[0].inner['h']"),
+            "sparse": ((weight * 2).to_sparse(), "obj"),
+        }
+        obj, path = made[where]
+        calls: list[Any] = [
+            lambda: objcomm.move_object(obj if rank == 0 else (), 0, 1, channel="adapter5", forbid_grad=True),
+            lambda: objcomm.broadcast_object(obj if rank == 0 else (), 0, channel="adapter5", forbid_grad=True),
+        ]
+        for call in calls:
+            with pytest.raises(objcomm.EncodeError if rank == 0 else objcomm.PeerError, match="grad") as caught:
+                call()
+            assert caught.value.path == path
+            assert caught.value.channel == "adapter5"
+            with torch.no_grad():
+                call()
+
+    run_ranks(ranks)
+
+
+def test_what_was_moved_lives_no_longer_than_its_users(backend: str) -> None:
+    """No reference cycle holds a message: memory is free again without the garbage collector."""
+
+    def ranks(rank: int) -> None:
+        gc.disable()
+        refs: list[Any] = []
+        for i in range(4):
+            made: Any = None
+            if rank == 0:
+                made = [
+                    Holder([torch.randn(3), torch.randn(300_000)]),
+                    {"s": torch.eye(3).to_sparse()},
+                    {1: (Holder(i),)},
+                ]
+            moved: Any = objcomm.move_object(made, 0, 1)
+            refs += [weakref.ref(moved[0]), weakref.ref(moved[1]["s"]), weakref.ref(moved[2][1][0])]
+            del made, moved
+        # The last message may still be in the hands of a background thread.
+        assert [ref() for ref in refs[:-3]] == [None] * (len(refs) - 3)
+
+    run_ranks(ranks, backend=backend)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -75,22 +76,25 @@ class Encoded:
             self._memory.write_inline(out)
 
 
-def encode(obj: object, *, trust: Trust = "cluster", threshold: int = SEGMENT_THRESHOLD) -> Encoded:
+def encode(
+    obj: object, *, trust: Trust = "cluster", threshold: int = SEGMENT_THRESHOLD, forbid_grad: bool = False
+) -> Encoded:
     """Take an object apart. Nothing is copied yet but the small things.
 
     Args:
         obj: the object.
         trust: ``"restricted"`` refuses whatever would have to be pickled.
         threshold: bytes from which on a buffer becomes a segment.
+        forbid_grad: refuse tensors that require grad, wherever in the object they are.
 
     Raises:
         EncodeError: something in the object cannot be sent; its path is named.
         TrustError: trust is restricted, and something would have to be pickled; its path is named.
     """
     try:
-        packed = _skeleton.pack(obj, trust, threshold)
+        packed = _skeleton.pack(obj, trust, threshold, forbid_grad)
     except Trouble as trouble:
-        located = _located(obj, trouble)
+        located = _located(obj, trouble, forbid_grad)
         raise located from _cause(located, trouble.__cause__)
     except ObjcommError:
         raise
@@ -104,11 +108,12 @@ def _cause(error: ObjcommError, cause: BaseException | None) -> BaseException | 
     return error.__cause__ if cause is error else cause
 
 
-def _located(root: object, trouble: Trouble) -> ObjcommError:
+def _located(root: object, trouble: Trouble, forbid_grad: bool) -> ObjcommError:
     cause = trouble.__cause__
     if not trouble.pickled:
         return path.encoding_error(root, trouble.objs, cause)
-    below, culprit, error = path.dig(trouble.objs[0], opaque.failure)
+    failure = partial(opaque.failure, forbid_grad=forbid_grad)
+    below, culprit, error = path.dig(trouble.objs[0], failure)
     above = path.find(root, trouble.objs[0])
     where = None if above is None else above + below
     if isinstance(error, ObjcommError):

@@ -50,7 +50,7 @@ class Builder:
                 self._check = check
                 self._marks = _guarded_marks(check)
         self._open_marks = 0
-        self._define: Callable[[list[Any]], Any] = self._define_composite
+        self._in_tree = False
         self.composites: list[Any] = []
         self.opaque: list[Any] = []
         self.shared: list[Any] = []
@@ -82,7 +82,7 @@ class Builder:
     def restart(self) -> None:
         """Be ready for the tree, whatever has been built of it so far."""
         self._open_marks = 0
-        self._define = self._define_shared
+        self._in_tree = True
         self.shared.clear()
 
     # -- hooks of msgpack --------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Builder:
             return entry
         if code == codes.DEFINITION:
             self._open_marks += 1
-            return Mark(self._define)
+            return Mark(self._define_shared if self._in_tree else self._define_composite)
         if code == codes.MEMBER:
             entry = self._entries[index]
             if type(entry) is Mark:

@@ -107,12 +107,13 @@ class Stream:
         """The entry of the tables; None if there are no leaves."""
         if self._pickler is None:
             return None
+        self._pickler = None  # it refers back to this stream
         return [self._scan.memory.add_bytes(self._file.getbuffer()), self._pickled, self._buffers]
 
 
-def failure(obj: Any) -> Exception | None:
+def failure(obj: Any, forbid_grad: bool = False) -> Exception | None:
     """The exception that pickling an object by itself raises, if any."""
-    scan = Scan("cluster", sys.maxsize)
+    scan = Scan("cluster", sys.maxsize, forbid_grad=forbid_grad)
     scan.leaves.append(obj)
     try:
         Stream(scan).dump()

@@ -42,8 +42,9 @@ class Parts:
         repeats: something that may hold such an instance occurs more than once.
     """
 
-    def __init__(self, trust: Trust, threshold: int) -> None:
+    def __init__(self, trust: Trust, threshold: int, forbid_grad: bool) -> None:
         self.restricted = trust == "restricted"
+        self.forbid_grad = forbid_grad
         self.threshold = threshold
         self.classes = ClassTable()
         self.mistaken = False
@@ -148,6 +149,11 @@ class Parts:
         return ext(codes.BYTEARRAY, bytes(obj))
 
     def _tensor(self, obj: torch.Tensor) -> Part:
+        if self.forbid_grad and obj.requires_grad:
+            raise EncodeError(
+                "a tensor that requires grad would arrive without its history, and its gradient would be lost",
+                hint="detach it if no gradient is needed, or send it as a tensor of its own",
+            )
         if tensors.is_plain(obj):
             return indexed(codes.MEMORY, self.memory.add_tensor(obj))
         entry = registry.find(obj)

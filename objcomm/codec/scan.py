@@ -27,14 +27,19 @@ class Scan(Parts):
     Args:
         careful: native containers are visited once each, however deep; without it, an object that is too deep or
             repeats itself raises :class:`Entangled`.
+        forbid_grad: a tensor that requires grad cannot be sent.
     """
 
-    def __init__(self, trust: Trust, threshold: int, careful: bool = False) -> None:
-        super().__init__(trust, threshold)
+    def __init__(self, trust: Trust, threshold: int, *, careful: bool = False, forbid_grad: bool = False) -> None:
+        super().__init__(trust, threshold, forbid_grad)
         self.mistaken = careful
         self._handlers: dict[type, Handler | None] = dict.fromkeys(SCALARS)
         self._visited: set[int] | None = set() if careful else None
         self._budget = _EXCESS
+
+    def release(self) -> None:
+        """Let go of what refers back to this scan: nothing of a message shall live until cycles are collected."""
+        self._handlers.clear()
 
     def walk(self, level: list[Any]) -> None:
         """Make parts for all that is reachable from these objects.

@@ -45,7 +45,7 @@ class Packed(NamedTuple):
     opaque: bool = False
 
 
-def pack(obj: Any, trust: Trust, threshold: int) -> Packed:
+def pack(obj: Any, trust: Trust, threshold: int, forbid_grad: bool = False) -> Packed:
     """Pack an object.
 
     Raises:
@@ -59,21 +59,17 @@ def pack(obj: Any, trust: Trust, threshold: int) -> Packed:
                 return Packed(packing.pack_native(obj, _PLAIN_BYTE))
             except (OverflowError, ValueError):
                 level = [obj]  # an integer or a string that msgpack has no room for, or lone surrogates
-        packed = _pack_tensors(obj, found, threshold) if found else None
+        packed = _pack_tensors(obj, found, threshold, forbid_grad) if found else None
         if packed is not None:
             return packed
-        scan = Scan(trust, threshold)
-        scan.walk(level)
-        return _pack_scanned(obj, scan)
+        return _pack_scanned(obj, level, Scan(trust, threshold, forbid_grad=forbid_grad))
     except Entangled:
-        scan = Scan(trust, threshold, careful=True)
-        scan.walk([obj])
-        return _pack_scanned(obj, scan)
+        return _pack_scanned(obj, [obj], Scan(trust, threshold, careful=True, forbid_grad=forbid_grad))
 
 
-def _pack_tensors(obj: Any, found: list[torch.Tensor], threshold: int) -> Packed | None:
+def _pack_tensors(obj: Any, found: list[torch.Tensor], threshold: int, forbid_grad: bool) -> Packed | None:
     """Pack an object in which tensors are all that is not native; None if it takes a scan, if only to say why not."""
-    if not tensors.are_plain(found):
+    if not tensors.are_plain(found) or (forbid_grad and any(tensor.requires_grad for tensor in found)):
         return None
     writer = MemoryWriter(threshold)
     try:
@@ -88,7 +84,15 @@ def _pack_tensors(obj: Any, found: list[torch.Tensor], threshold: int) -> Packed
     return Packed(b"".join((_HEADER.pack(TABLES, len(tables), 0), tables, tree)), memory)
 
 
-def _pack_scanned(obj: Any, scan: Scan) -> Packed:
+def _pack_scanned(obj: Any, level: list[Any], scan: Scan) -> Packed:
+    try:
+        scan.walk(level)
+        return _pack_walked(obj, scan)
+    finally:
+        scan.release()
+
+
+def _pack_walked(obj: Any, scan: Scan) -> Packed:
     definitions: list[Part] = []
     stream = opaque.Stream(scan)
     stream.dump()

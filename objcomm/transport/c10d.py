@@ -101,9 +101,7 @@ class ElasticLane:
         if deadline is not None and "Timed out waiting" in text:
             _closed.setdefault(self._backend, f"a transfer with rank {self._peer} ran out of time")
             return TransferTimeout(f"rank {self._peer} did not come within {deadline.seconds:g} s")
-        what = _ADVICE.sub("", _SOURCE_LINE.sub("", text.splitlines()[0] if text else repr(error))).rstrip(
-            ".: "
-        )
+        what = _ADVICE.sub("", _SOURCE_LINE.sub("", text.splitlines()[0] if text else repr(error))).rstrip(".: ")
         if "Application timeout" in text:
             why = _closed.get(self._backend, "a transfer on it ran out of time")
             return PeerError(

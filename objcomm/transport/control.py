@@ -55,15 +55,11 @@ def init_control(group: dist.ProcessGroup | None = None) -> None:
         try:
             _agree(pg, store, timeout)
             limit = timedelta(seconds=timeout)
-            _controls[pg] = c10d.ProcessGroupGloo(
-                dist.PrefixStore("gloo", store), pg.rank(), pg.size(), timeout=limit
-            )
+            _controls[pg] = c10d.ProcessGroupGloo(dist.PrefixStore("gloo", store), pg.rank(), pg.size(), timeout=limit)
         except (UsageError, TransferTimeout):
             raise
         except RuntimeError as error:
-            raise PeerError(
-                f"the control side of the group could not be made: {error}", phase="handshake"
-            ) from error
+            raise PeerError(f"the control side of the group could not be made: {error}", phase="handshake") from error
 
 
 def control_of(group: dist.ProcessGroup) -> Any | None:

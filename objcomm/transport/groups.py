@@ -34,9 +34,7 @@ _known: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int | None, int 
 _known = weakref.WeakKeyDictionary()
 
 
-def resolve(
-    group: dist.ProcessGroup | None, rank: int | None, group_rank: int | None, name: str = "peer"
-) -> Peer:
+def resolve(group: dist.ProcessGroup | None, rank: int | None, group_rank: int | None, name: str = "peer") -> Peer:
     """The peer that a call means. ``name`` is that of the call's argument: ``"src"``, ``"dst"``, ``"peer"``.
 
     Raises:
@@ -69,17 +67,13 @@ def existing(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         )
     pg: Any = c10d.GroupMember.WORLD if group is None else group
     if pg is dist.GroupMember.NON_GROUP_MEMBER:
-        raise UsageError(
-            "this rank is not in the group", rank=dist.get_rank(), hint="only its members may call"
-        )
+        raise UsageError("this rank is not in the group", rank=dist.get_rank(), hint="only its members may call")
     if not isinstance(pg, dist.ProcessGroup):
         raise UsageError(f"group must be a process group, not {type(pg).__name__}", rank=dist.get_rank())
     if pg not in c10d._world.pg_map:
         raise UsageError("the process group has been destroyed", rank=dist.get_rank())
     if pg.rank() < 0:
-        raise UsageError(
-            "this rank is not in the group", rank=dist.get_rank(), hint="only its members may call"
-        )
+        raise UsageError("this rank is not in the group", rank=dist.get_rank(), hint="only its members may call")
     return pg
 
 
@@ -150,9 +144,7 @@ def _find(group: dist.ProcessGroup, rank: int | None, group_rank: int | None, na
     if not isinstance(value, int) or isinstance(value, bool):
         raise UsageError(f"{argument} must be a rank, an int, not {type(value).__name__}", rank=me)
     if rank is not None and value not in members:
-        raise UsageError(
-            f"{name}={rank} is not in the group, whose global ranks are {_short(members)}", rank=me
-        )
+        raise UsageError(f"{name}={rank} is not in the group, whose global ranks are {_short(members)}", rank=me)
     if rank is None and not 0 <= value < len(members):
         raise UsageError(f"group_{name}={value} is no rank of a group of {len(members)}", rank=me)
     found = value if rank is not None else dist.get_global_rank(group, value)

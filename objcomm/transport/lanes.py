@@ -38,9 +38,7 @@ _LAST_SECONDS = 1.0
 class ExactLane:
     """Both directions between this rank and one peer of a group, over its backend for a kind of device."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, backend: str, kind: str, peer_group_rank: int, timeout: float
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, backend: str, kind: str, peer_group_rank: int, timeout: float) -> None:
         self.has_streams = accelerators.has_streams(kind)
         self._kind = kind
         self._bound = accelerators.bound_to(group)

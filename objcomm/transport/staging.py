@@ -53,13 +53,9 @@ def send(lane: Lane, tensors: Sequence[torch.Tensor], timeout: float) -> Pending
 
 def recv(lane: Lane, tensors: Sequence[torch.Tensor]) -> Pending:
     """Receive flat uint8 tensors from a lane into wherever they live."""
-    landings = [
-        tensor if tensor.device == lane.device else _landing(tensor, lane.device) for tensor in tensors
-    ]
+    landings = [tensor if tensor.device == lane.device else _landing(tensor, lane.device) for tensor in tensors]
     pending = lane.recv_all(landings)
-    copies = [
-        (tensor, landing) for tensor, landing in zip(tensors, landings, strict=True) if tensor is not landing
-    ]
+    copies = [(tensor, landing) for tensor, landing in zip(tensors, landings, strict=True) if tensor is not landing]
     return _Landed(lane, pending, copies) if copies else pending
 
 
