@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup, get_process_group_ranks
 from .errors import UsageError
 from .outgoing import send
 from .p2p import Device, irecv_object
-from .pair import pair_with
+from .pairs import pair_with
 from .transport import rank_in, resolve
 from .wire.frame import channel_name
 from .work import ObjectWork, deadline_for, watch

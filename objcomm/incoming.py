@@ -67,7 +67,7 @@ class Incoming:
                     finally:
                         pair.end_first()
             finally:
-                pair.receiving.release()
+                pair.release_receiving()
         if self._error is not None:
             raise self._error
         return self._value

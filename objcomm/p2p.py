@@ -10,7 +10,8 @@ from torch.distributed import ProcessGroup
 from .errors import EncodeError, LimitError, TrustError, UsageError
 from .incoming import Incoming
 from .outgoing import send
-from .pair import Pair, pair_with
+from .pair import Pair
+from .pairs import pair_with
 from .transport import rank_in, resolve
 from .wire.frame import channel_name
 from .work import ObjectWork, advance, deadline_for, watch

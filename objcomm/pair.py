@@ -9,22 +9,20 @@ Invariants:
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from .config import settings
 from .deadline import Deadline
-from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout, UsageError
+from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout
 from .hostmemory import view_of
-from .transport import Link, Peer, Pending, link
+from .transport import Link, Pending
 from .wire import card
 from .wire.frame import Terms, agree
 
@@ -32,6 +30,8 @@ if TYPE_CHECKING:
     from .incoming import Incoming
     from .outgoing import Outgoing
 
+
+_log = logging.getLogger("objcomm")
 
 # Together at most 9 MiB, of a send's 16.
 _KEPT_FRAMES = 4
@@ -75,6 +75,8 @@ class Pair:
         if self._terms is None or self._terms.max_bytes != max_bytes:
             terms = Terms(self.link.window, max_bytes)
             with self._store_errors():
+                if self._terms is None:
+                    card.forget(self.link.store, self.rank, self.peer)
                 card.publish(self.link.store, self.rank, terms)
             self._terms, self._agreed = terms, False
         return self._terms
@@ -171,6 +173,22 @@ class Pair:
             raise self.refuse(error)
         raise error
 
+    def release_receiving(self) -> None:
+        """Give the receiving direction back, with a window posted for a receive that was queued meanwhile."""
+        self._post_for_first()
+        self.receiving.release()
+        # It may have been queued between the look and the release, by a thread that found the direction taken.
+        if self.posted and self._window_pending is None and self.receiving.acquire(blocking=False):
+            self._post_for_first()
+            self.receiving.release()
+
+    def _post_for_first(self) -> None:
+        if self.posted and self.closed is None:
+            try:
+                self.post_window()
+            except ObjcommError as error:
+                _log.debug("a window could not be posted; the receive itself will tell: %s", error)
+
     def _withdraw(self, incoming: Incoming) -> bool:
         """Whether nothing is lost if nobody waits for this receive now: it has a handle, or is taken back."""
         with self._queue:
@@ -266,41 +284,3 @@ class Pair:
             phase="lock",
             hint="threads that talk to one peer take turns; give each its own group to let them overlap",
         )
-
-
-_pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, Pair]] = weakref.WeakKeyDictionary()
-_pairs_lock = threading.Lock()
-_inherited: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """A forked child has its parent's sockets but not its threads: it must neither use nor close what it inherited."""
-    global _pairs_lock
-    _pairs_lock = threading.Lock()
-    _inherited.update(_pairs.keys())
-    _pairs.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def pair_with(peer: Peer) -> Pair:
-    """The pair of this rank and ``peer``, the same one for every call on their group."""
-    of_group = _pairs.get(peer.group)
-    pair = of_group.get(peer.group_rank) if of_group is not None else None
-    if pair is not None:
-        return pair
-    if peer.group in _inherited:
-        raise UsageError(
-            "this process was forked from one that uses the group", hint="make a process group of its own, or spawn it"
-        )
-    made = link(peer.group, peer.group_rank)
-    with _pairs_lock:
-        return _pairs.setdefault(peer.group, {}).setdefault(peer.group_rank, Pair(made))
-
-
-def all_pairs() -> list[Pair]:
-    """Every pair of this process whose group still exists."""
-    with _pairs_lock:
-        return [pair for of_group in _pairs.values() for pair in of_group.values()]

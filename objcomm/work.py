@@ -16,7 +16,8 @@ from .deadline import Deadline
 from .errors import ObjcommError, UsageError
 from .incoming import Incoming
 from .outgoing import Outgoing, notify
-from .pair import Pair, all_pairs
+from .pair import Pair
+from .pairs import all_pairs
 from .transport import kind_here
 from .wire.frame import Kind
 from .wire.notice import Notice
@@ -203,6 +204,12 @@ def _leave() -> None:
             continue  # the peer, or the group, is gone already
     for worker in list(_workers):
         worker.leave(deadline)
+    for pair in all_pairs():
+        # A thread of the program's own that waits in a receive: see _Worker.leave.
+        if pair.receiving.locked():
+            pair.link.close()
+            if pair.receiving.acquire(timeout=_BREAK_OFF_SECONDS):
+                pair.receiving.release()
 
 
 def _reason_to_leave() -> str:

@@ -148,7 +148,7 @@ def test_dropped_handles_lose_nothing(backend: str) -> None:
 
 def test_dropped_sends_are_completed_and_their_memory_is_freed() -> None:
     def ranks(rank: int) -> None:
-        from objcomm.pair import all_pairs
+        from objcomm.pairs import all_pairs
 
         for i in range(5):
             if rank == 0:
