@@ -17,6 +17,7 @@ from .wire.frame import channel_name
 from .work import ObjectWork, advance, deadline_for, watch
 
 T = TypeVar("T")
+_C: Any = torch._C
 Device = torch.device | str | int | None
 
 
@@ -234,6 +235,8 @@ def move_object(
 
 
 def _pair(rank: int | None, group: ProcessGroup | None, group_rank: int | None, name: str) -> Pair:
+    if _C._len_torch_dispatch_stack() and _C._get_dispatch_mode(_C._TorchDispatchModeKey.FAKE) is not None:
+        raise UsageError("under FakeTensorMode no memory is real", hint="send and receive outside of it")
     return pair_with(resolve(group, rank, group_rank, name))
 
 

@@ -78,7 +78,7 @@ class Pair:
                 if self._terms is None:
                     card.forget(self.link.store, self.rank, self.peer)
                 card.publish(self.link.store, self.rank, terms)
-            self._terms, self._agreed = terms, False
+            self._terms = terms
         return self._terms
 
     def check_agreement(self) -> None:

@@ -99,7 +99,7 @@ def encode(
     except ObjcommError:
         raise
     except Exception as error:
-        raise EncodeError(f"the object cannot be encoded: {type(error).__name__}: {error}", path="obj") from error
+        raise EncodeError(f"the object cannot be encoded: {path.reason(error)}", path="obj") from error
     return Encoded(packed.skeleton, packed.memory, packed.opaque)
 
 

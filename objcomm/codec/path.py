@@ -130,7 +130,11 @@ def encoding_error(root: Any, objs: list[Any], cause: BaseException | None) -> O
 
 
 def reason(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def dig(obj: Any, failure: Callable[[Any], Exception | None]) -> tuple[str, Any, Exception | None]:
