@@ -19,7 +19,7 @@ from .errors import (
     TrustError,
 )
 from .hostmemory import view_of
-from .pair import Pair
+from .pair import Frame, Pair
 from .trace import counters
 from .transport import message_count
 from .wire.frame import Body, Flag, Header, Kind, read_body, read_header
@@ -34,7 +34,7 @@ class Incoming:
     Its outcome, an object or an error, is kept until somebody waits for it.
     """
 
-    __slots__ = ("_device", "_error", "_into", "_value", "begun", "channel", "done", "has_handle", "pair")
+    __slots__ = ("_device", "_error", "_inline", "_into", "_value", "begun", "channel", "done", "has_handle", "pair")
 
     def __init__(
         self, pair: Pair, channel: str, device: torch.device | None, into: object | None, *, has_handle: bool
@@ -46,6 +46,7 @@ class Incoming:
         self.has_handle = has_handle
         self._device = device
         self._into = into
+        self._inline: Frame | None = None
         self._value: object = None
         self._error: ObjcommError | None = None
 
@@ -128,14 +129,16 @@ class Incoming:
         return header
 
     def _take_frame(self, header: Header, deadline: Deadline) -> tuple[memoryview, torch.Tensor]:
-        """The frame up to its inline area at least, and the inline area, in memory that only this message owns."""
-        link = self.pair.link
+        """The frame up to its inline area at least, and the inline area, in memory that only this message uses."""
+        pair, link = self.pair, self.pair.link
         counters.bytes_received += max(header.frame_bytes, link.window) if link.exact else header.frame_bytes
         if header.frame_bytes <= link.window:
-            head = memoryview(bytes(self.pair.window_view[: header.inline_at]))
+            head = memoryview(bytes(pair.window_view[: header.inline_at]))
             if not header.inline_bytes:
                 return head, _NOTHING
-            return head, self.pair.window[header.inline_at : header.frame_bytes].clone()
+            self._inline = pair.borrow_frame(header.inline_bytes)
+            self._inline.view[:] = pair.window_view[header.inline_at : header.frame_bytes]
+            return head, self._inline.memory
         frame = self._transfer_rest(header, deadline)
         counters.messages_received += 1
         head = memoryview(bytes(view_of(frame)[: header.inline_at]))
@@ -156,7 +159,7 @@ class Incoming:
         return frame
 
     def _take_object(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> object:
-        link = self.pair.link
+        pair, link = self.pair, self.pair.link
         if body.channel != self.channel:
             raise _Refused(
                 ProtocolError(
@@ -199,7 +202,7 @@ class Incoming:
         if segments:
             self._transfer(segments, body.segments, deadline)
         else:
-            self.pair.post_ahead()
+            pair.post_ahead()
         try:
             value = plan.build(inline, segments, self._device)
         except (DecodeError, TrustError) as error:
@@ -209,6 +212,9 @@ class Incoming:
             self._error = DecodeError("interrupted while the object was being rebuilt", phase="decode")
             raise
         counters.objects_received += 1
+        if self._inline is not None and not plan.keeps_inline:
+            pair.return_frame(self._inline)
+        self._inline = None
         return value
 
     def _transfer(self, into: list[torch.Tensor], segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:

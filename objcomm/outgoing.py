@@ -168,7 +168,7 @@ def _write(pair: Pair, message: _Message, terms: Terms) -> Frame:
     frame = pair.borrow_frame(max(message.frame_bytes, link.window) if link.exact else message.frame_bytes)
     frame.view[: len(head)] = head
     if encoded.inline_bytes:
-        encoded.write_inline(frame.memory[message.inline_at : message.frame_bytes])
+        encoded.write_inline_at(frame.memory.data_ptr() + message.inline_at)
     return frame
 
 

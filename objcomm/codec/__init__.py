@@ -75,6 +75,11 @@ class Encoded:
         if self._memory is not None:
             self._memory.write_inline(out)
 
+    def write_inline_at(self, address: int) -> None:
+        """The same at an address, which saves the making of a tensor: on the way of a small message that counts."""
+        if self._memory is not None:
+            self._memory.write_at(address)
+
 
 def encode(
     obj: object, *, trust: Trust = "cluster", threshold: int = SEGMENT_THRESHOLD, forbid_grad: bool = False
@@ -139,6 +144,11 @@ class Plan:
         self._segments = segments
         self._restricted = restricted
         self._filling: Filling | None = None
+
+    @property
+    def keeps_inline(self) -> bool:
+        """After :meth:`build`: whether the result looks at the inline area. If not, its memory may be used again."""
+        return self._memory is not None and self._memory.keeps_inline
 
     def targets(self, into: object | None) -> list[torch.Tensor | None]:
         """Memory of ``into`` to receive segments straight into.

@@ -212,9 +212,13 @@ class Memory:
         Args:
             out: uint8, contiguous, on the CPU, of ``inline_bytes`` elements.
         """
-        layout, target = self.layout, out.data_ptr()
-        if out.numel() != layout.nbytes:
-            raise ValueError(f"the inline area has {layout.nbytes} bytes, not {out.numel()}")
+        if out.numel() != self.inline_bytes:
+            raise ValueError(f"the inline area has {self.inline_bytes} bytes, not {out.numel()}")
+        self.write_at(out.data_ptr())
+
+    def write_at(self, target: int) -> None:
+        """The same for an address on the CPU, where ``inline_bytes`` bytes may be written."""
+        layout = self.layout
         for code, start, end, buffers, flat in layout.gathers:
             with Ordinary():
                 self._sources.gather(buffers, window_at(target + start, end - start, dtypes.BY_CODE[code]), flat)

@@ -38,6 +38,7 @@ class MemoryReader:
     def __init__(self, table: Any, *, inline_bytes: int, segments: Sequence[tuple[int, bool]], max_bytes: int) -> None:
         self.table = Table(table, inline_bytes=inline_bytes, segments=segments, max_bytes=max_bytes)
         self._sizes = [inline_bytes, *(nbytes for nbytes, _ in segments)]
+        self.keeps_inline = True
 
     def build(
         self, inline: torch.Tensor, segments: Sequence[torch.Tensor], device: torch.device | None = None
@@ -59,6 +60,7 @@ class MemoryReader:
         few = self.table.few
         if few and device is None and is_ordinary() and not tensors.on_accelerator(inline.device):
             address = inline.data_ptr()
+            self.keeps_inline = False
             return [_copied(form, address + start) for form, start in few]
         with Ordinary():
             return _Builder(self.table, device).build(inline, segments)
