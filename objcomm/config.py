@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 from .errors import UsageError
 
@@ -75,14 +75,22 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
                 raise UsageError(f"OBJCOMM_LOCAL_TRANSPORT must be 0 or 1, not {local!r}")
             settings = replace(settings, local_transport=local == "1")
         if environ.get("OBJCOMM_MAX_BYTES"):
-            settings = replace(settings, max_bytes=int(environ["OBJCOMM_MAX_BYTES"]))
+            settings = replace(settings, max_bytes=_number("OBJCOMM_MAX_BYTES", environ, int))
         if environ.get("OBJCOMM_TIMEOUT"):
-            settings = replace(settings, timeout=float(environ["OBJCOMM_TIMEOUT"]))
+            settings = replace(settings, timeout=_number("OBJCOMM_TIMEOUT", environ, float))
     except UsageError as error:
         raise UsageError(f"a setting in the environment (OBJCOMM_*) is wrong: {error.text}") from None
-    except ValueError as error:
-        raise UsageError(f"OBJCOMM_MAX_BYTES or OBJCOMM_TIMEOUT is no number: {error}") from None
     return settings
+
+
+_N = TypeVar("_N", int, float)
+
+
+def _number(name: str, environ: Mapping[str, str], kind: Callable[[str], _N]) -> _N:
+    try:
+        return kind(environ[name])
+    except ValueError:
+        raise UsageError(f"{name} is no number: {environ[name]!r}") from None
 
 
 class _Unset:

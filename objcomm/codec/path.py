@@ -37,7 +37,9 @@ def show(key: object) -> str:
 
 
 def describe(obj: Any) -> str:
-    """An object by its type, for messages: its own repr may be long, or fail."""
+    """An object by its type, for messages: its own repr may be long, or fail. Classes and functions by their names."""
+    if type(obj) is type or type(obj) is types.FunctionType:
+        return f"the {'class' if type(obj) is type else 'function'} {obj.__module__}.{obj.__qualname__}"
     name = ".".join(classes.name_of(type(obj))).removeprefix("builtins.")
     return f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}"
 
