@@ -40,11 +40,12 @@ class Status:
     reason: str | None
 
     def __str__(self) -> str:
+        checked = f"{self.anchors - len(self.differences)} of {self.anchors} as tested"
         lines = [
             f"nnScaler        {self.nnscaler or 'not found'}" + (f" ({self.location})" if self.location else ""),
             f"torch           {self.torch}",
             f"tested with     nnScaler {', '.join(TESTED_VERSIONS)}",
-            f"anchors         {self.anchors - len(self.differences)} of {self.anchors} as tested",
+            f"anchors         {checked if self.nnscaler else f'{self.anchors}, not checked without nnScaler'}",
             *(f"                {text}" for text in self.differences),
             f"installed       {'yes' if self.installed else 'no'}",
             f"object outputs  {'allowed' if self.object_outputs else 'as nnScaler decides'}",

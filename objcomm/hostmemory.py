@@ -26,15 +26,16 @@ def view_of(tensor: torch.Tensor) -> memoryview:
     >>> bytes(view_of(tensor))
     b'\\x01\\x02'
     """
-    if type(tensor) is not torch.Tensor or not tensor.is_cpu:
-        raise UsageError(
-            f"objcomm needs real memory, and torch gave it a {type(tensor).__name__} on {tensor.device}",
-            hint="leave FakeTensorMode and other dispatch modes before objects are sent or received",
-        )
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes == 0:
         return memoryview(bytearray())
-    return cast(memoryview, _from_memory(tensor.data_ptr(), nbytes, _WRITABLE))
+    address = tensor.data_ptr()
+    if not address or tensor.device.type == "meta":
+        raise UsageError(
+            f"objcomm needs real memory, and torch gave it a {type(tensor).__name__} without any",
+            hint="leave FakeTensorMode and other dispatch modes before objects are sent or received",
+        )
+    return cast(memoryview, _from_memory(address, nbytes, _WRITABLE))
 
 
 def tensor_of(buffer: bytearray) -> torch.Tensor:
