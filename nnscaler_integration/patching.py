@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,8 @@ class Patch:
 class Patches:
     """The replacements that are in place, in the order in which they were made."""
 
-    _saved: list[tuple[Any, str, Any]] = field(default_factory=list)
+    # Owner, name, what was there, what was put there.
+    _saved: list[tuple[Any, str, Any, Any]] = field(default_factory=list)
 
     def apply(self, patches: Sequence[Patch]) -> None:
         """Replace all, or none where one fails."""
@@ -36,15 +38,26 @@ class Patches:
             for patch in patches:
                 original = vars(patch.owner)[patch.name]
                 static = isinstance(original, staticmethod)
-                replacement: Any = patch.wrapper(original.__func__ if static else original)
-                setattr(patch.owner, patch.name, staticmethod(replacement) if static else replacement)
-                self._saved.append((patch.owner, patch.name, original))
+                wrapped: Any = patch.wrapper(original.__func__ if static else original)
+                replacement = staticmethod(wrapped) if static else wrapped
+                setattr(patch.owner, patch.name, replacement)
+                self._saved.append((patch.owner, patch.name, original, replacement))
         except BaseException:
             self.revert()
             raise
 
+    def overridden(self) -> list[str]:
+        """What somebody else has replaced since: whether the replacement here is still called, nobody can tell."""
+        return [
+            f"{owner.__name__}.{name} was replaced by something else after install()"
+            for owner, name, _, replacement in self._saved
+            if vars(owner).get(name) is not replacement
+        ]
+
     def revert(self) -> None:
-        """Put every original back."""
+        """Put every original back, and warn of what somebody else had put there since: it is removed too."""
+        for text in self.overridden():
+            warnings.warn(f"{text}; that replacement is removed too", RuntimeWarning, stacklevel=3)
         while self._saved:
-            owner, name, original = self._saved.pop()
+            owner, name, original, _ = self._saved.pop()
             setattr(owner, name, original)

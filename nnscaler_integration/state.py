@@ -24,7 +24,7 @@ class Status:
         location: where nnScaler was found.
         torch: the version of torch.
         anchors: how many places of nnScaler the integration relies on.
-        differences: which of them are not as tested.
+        differences: which of them are not as tested or, while installed, not the integration's own any more.
         compat: the repairs for 0.8 on a newer torch are in place.
         reason: why :func:`install` would refuse, or ``None``.
     """
@@ -116,7 +116,7 @@ def status() -> Status:
     else:
         version, location = str(nnscaler.__version__), os.path.dirname(str(nnscaler.__file__))
         # While installed, the anchors are the integration's own wrappers.
-        differing = [] if _state.installed else differences(version)
+        differing = _state.patches.overridden() if _state.installed else differences(version)
         reason = None if _state.installed else _refusal(version)
     return Status(
         installed=_state.installed,
