@@ -36,8 +36,3 @@ def view_of(tensor: torch.Tensor) -> memoryview:
             hint="leave FakeTensorMode and other dispatch modes before objects are sent or received",
         )
     return cast(memoryview, _from_memory(address, nbytes, _WRITABLE))
-
-
-def tensor_of(buffer: bytearray) -> torch.Tensor:
-    """A uint8 tensor over ``buffer``, which it keeps alive."""
-    return torch.frombuffer(buffer, dtype=torch.uint8)

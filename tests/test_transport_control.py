@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-import pytest
-import torch
 import torch.distributed as dist
 
 from objcomm.deadline import Deadline
-from objcomm.errors import ObjcommError, TransferTimeout, UsageError
-from objcomm.transport import Link, init_control, link, resolve
+from objcomm.errors import TransferTimeout, UsageError
+from objcomm.transport import init_control
+from tests.links import error_of, filled, link_to
 from tests.ranks import run_ranks
-
-
-def link_to(rank: int, group: dist.ProcessGroup | None = None) -> Link:
-    peer = resolve(group, rank, None, "peer")
-    return link(peer.group, peer.group_rank)
-
-
-def filled(nbytes: int, value: int) -> torch.Tensor:
-    return torch.full((nbytes,), value, dtype=torch.uint8)
-
-
-def error_of(call: Any) -> ObjcommError:
-    with pytest.raises(ObjcommError) as caught:
-        call()
-    return caught.value
 
 
 def test_heads_become_elastic_and_segments_stay_on_the_backend() -> None:

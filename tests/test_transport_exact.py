@@ -15,24 +15,10 @@ import torch
 import torch.distributed as dist
 
 from objcomm.deadline import Deadline
-from objcomm.errors import ObjcommError, PeerError, TransferTimeout, UsageError
-from objcomm.transport import Link, link, resolve
+from objcomm.errors import PeerError, TransferTimeout, UsageError
+from objcomm.transport import Link
+from tests.links import error_of, filled, link_to
 from tests.ranks import run_ranks
-
-
-def link_to(rank: int, group: dist.ProcessGroup | None = None) -> Link:
-    peer = resolve(group, rank, None, "peer")
-    return link(peer.group, peer.group_rank)
-
-
-def filled(nbytes: int, value: int) -> torch.Tensor:
-    return torch.full((nbytes,), value, dtype=torch.uint8)
-
-
-def error_of(call: Any) -> ObjcommError:
-    with pytest.raises(ObjcommError) as caught:
-        call()
-    return caught.value
 
 
 def threads() -> list[str]:
@@ -317,9 +303,7 @@ def test_a_backend_with_the_extended_interface() -> None:
 
         def create(description: Any, options: Any) -> StrictGroup:
             seen.append((description.group_rank, description.group_size, description.global_ranks_in_group))
-            return StrictGroup(
-                description.store, description.group_rank, description.group_size, description.timeout
-            )
+            return StrictGroup(description.store, description.group_rank, description.group_size, description.timeout)
 
         dist.Backend.register_backend("extended", create, extended_api=True, devices=["cpu"])
         group = dist.new_group([1, 2], backend="extended", use_local_synchronization=True)

@@ -8,32 +8,16 @@ import threading
 import time
 import weakref
 from datetime import timedelta
-from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from objcomm.deadline import Deadline
-from objcomm.errors import ObjcommError, PeerError, TransferTimeout
+from objcomm.errors import PeerError, TransferTimeout
 from objcomm.transport import Link, link, resolve
 from objcomm.transport.c10d import ElasticLane
+from tests.links import error_of, filled, link_to
 from tests.ranks import run_ranks
-
-
-def link_to(rank: int, group: dist.ProcessGroup | None = None) -> Link:
-    peer = resolve(group, rank, None, "peer")
-    return link(peer.group, peer.group_rank)
-
-
-def filled(nbytes: int, value: int) -> torch.Tensor:
-    return torch.full((nbytes,), value, dtype=torch.uint8)
-
-
-def error_of(call: Any) -> ObjcommError:
-    with pytest.raises(ObjcommError) as caught:
-        call()
-    return caught.value
 
 
 def test_heads_and_segments_arrive_in_order() -> None:
@@ -299,9 +283,7 @@ def test_a_group_that_is_destroyed_and_made_again() -> None:
         for attempt in range(3):
             store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), None, is_master=False)
             prefixed = dist.PrefixStore(f"attempt{attempt}", store)
-            dist.init_process_group(
-                "gloo", store=prefixed, rank=rank, world_size=2, timeout=timedelta(seconds=20)
-            )
+            dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=2, timeout=timedelta(seconds=20))
             there = link_to(1 - rank)
             assert there.alive
             assert all(one() is None or one() is not there for one in seen)
