@@ -11,11 +11,11 @@ import io
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import DecodeError
+from .backends import NAMESPACE
 
 # Torch writes a definition at the start of a line, and what belongs to it two blanks further in.
 _CLASS = re.compile(r"class (\w+)(?:\(.*\))?:")
@@ -29,7 +29,6 @@ _PICKLES = ("data.pkl", "constants.pkl")
 
 # What torch writes into the wrapper of what a backend has made of a module.
 _LOWERED = frozenset(("__processed_module", "__backend"))
-BACKENDS = "__backends__"
 
 
 @dataclass
@@ -197,13 +196,6 @@ def _stand_in(name: str, contents: Contents) -> type:
 # -- what an archive needs ---------------------------------------------------------------------------------------------
 
 
-def missing(contents: Contents, known: Callable[[str, str], bool]) -> Iterator[str]:
-    """Of the classes of C++ that an archive needs, those that are not known, described."""
-    for namespace, name in sorted(contents.cpp_classes):
-        if not known(namespace, name):
-            yield f"the backend {name!r}" if namespace == BACKENDS else f"the class {namespace}.{name}"
-
-
 def backends(contents: Contents) -> list[str]:
     """The backends that modules of an archive were lowered to."""
-    return sorted(name for namespace, name in contents.cpp_classes if namespace == BACKENDS)
+    return sorted(name for namespace, name in contents.cpp_classes if namespace == NAMESPACE)

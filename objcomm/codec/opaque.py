@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import DecodeError, EncodeError
-from . import registry
+from . import compiled, registry, torchops
 from .classes import resolves
 from .levels import Trouble
 from .parts import MEMORYVIEW_HINT
@@ -49,10 +49,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             # A string means: by reference. cloudpickle would send what __main__ defines by value.
             if _goes_by_reference(obj):
                 return obj.__qualname__
+            if kind is types.FunctionType:
+                compiled.refuse_function(obj)
             return _with_qualname(obj, super().reducer_override(obj))
         hint = _CHANGED.get(kind)
         if hint is not None and obj not in (sys.stdout, sys.stderr):
             raise EncodeError(f"{describe(obj)} cannot be sent", hint=hint)
+        if issubclass(kind, torchops.KINDS):
+            return torchops.reduce(obj)
         parts = self._scan.in_stream(obj)
         if parts is not None:
             if id(obj) in self._reduced:  # a second time, so it is not finished: it would be built from half of itself

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import DecodeError, EncodeError, ObjcommError
-from . import archive, registry, scriptfunctions, scripttree, tensors
+from . import archive, backends, registry, scriptfunctions, scripttree, tensors
 from .levels import Trouble
 from .memory import MemoryWriter
 from .ordinary import Ordinary
@@ -172,14 +172,14 @@ class _Loaded:
 def _load(parts: list[Any]) -> _Loaded:
     data, probe, places, functions, sent, ties = parts
     contents = archive.scan(data)
-    for needed in archive.missing(contents, _is_known):
-        raise DecodeError(
-            f"a TorchScript module needs {needed}, which is not here",
-            hint="load the library that registers it, with torch.classes.load_library, before receiving",
-        )
     for name in archive.backends(contents):
-        if not _is_available(name):
-            raise DecodeError(f"a TorchScript module was lowered to the backend {name!r}, which is not available here")
+        backends.require(name)
+    for namespace, name in sorted(contents.cpp_classes):
+        if not backends.is_known(namespace, name):
+            raise DecodeError(
+                f"a TorchScript module needs the class {namespace}.{name} of C++, which is not known here",
+                hint="load the library that registers it, with torch.classes.load_library, before receiving",
+            )
     unit = _C.CompilationUnit()
     try:
         with Ordinary():
@@ -198,20 +198,6 @@ def _load(parts: list[Any]) -> _Loaded:
         lowered = f" (lowered to {names})" if names else ""
         raise DecodeError(f"a TorchScript module{lowered} cannot be loaded here: {_first_line(error)}") from error
     return _Loaded(modules, places, found)
-
-
-def _is_known(namespace: str, name: str) -> bool:
-    try:
-        return getattr(getattr(torch.classes, namespace), name) is not None
-    except RuntimeError:
-        return False
-
-
-def _is_available(backend: str) -> bool:
-    try:
-        return bool(getattr(getattr(torch.classes, archive.BACKENDS), backend)().is_available())
-    except RuntimeError:
-        return True  # it cannot say; loading the module will
 
 
 def _below(root: Any, path: str) -> Any:
