@@ -41,7 +41,7 @@ class Definition:
     @property
     def lowered(self) -> bool:
         """Whether it stands for a module that was lowered to a backend."""
-        return _LOWERED <= self.attributes.keys()
+        return self.attributes.keys() >= _LOWERED
 
 
 @dataclass
@@ -133,7 +133,9 @@ def _check_states(contents: Contents) -> None:
         needed = definition.lowered or "__getstate__" in definition.methods
         if needed and "__setstate__" not in definition.methods:
             kind = "lowered module" if definition.lowered else "class"
-            raise DecodeError(f"the TorchScript archive has no __setstate__ for the {kind} {name}: it was lost on the way")
+            raise DecodeError(
+                f"the TorchScript archive has no __setstate__ for the {kind} {name}: it was lost on the way"
+            )
         if definition.lowered and "__getstate__" not in definition.methods:
             raise DecodeError(f"the TorchScript archive has no __getstate__ for the lowered module {name}")
     for name, special in contents.states.items():

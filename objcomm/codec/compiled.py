@@ -1,4 +1,4 @@
-"""What torch.compile returns: a module travels as the one that was given to it, to be compiled again at the receiver."""
+"""What torch.compile returns: a module travels as the one that was given to it."""
 
 from __future__ import annotations
 

@@ -63,6 +63,4 @@ def _rebuild(parts: list[Any]) -> Any:
     return obj
 
 
-registry.register(
-    "export.program", lambda obj: True, _flatten, _rebuild, code=True, base=torch.export.ExportedProgram
-)
+registry.register("export.program", lambda obj: True, _flatten, _rebuild, code=True, base=torch.export.ExportedProgram)

@@ -15,14 +15,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
+import torch
 
 from ..errors import DecodeError, EncodeError
-from . import compiled, registry, torchops
+from . import compiled, generated, registry, torchops
 from .classes import resolves
 from .levels import Trouble
 from .parts import MEMORYVIEW_HINT
 from .path import describe
 from .scan import Scan
+
+# Unpickling an instance of it ends the process.
+_BARE: Any = torch._C.ScriptModule
 
 # Never out of band, and most of what a pickler meets.
 _COMMON = frozenset((str, int, float, bool, type(None), tuple, list, dict, bytes, set, type, types.FunctionType))
@@ -46,9 +50,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is types.FunctionType or issubclass(kind, type):
-            # A string means: by reference. cloudpickle would send what __main__ defines by value.
-            if _goes_by_reference(obj):
-                return obj.__qualname__
+            module = obj.__module__
+            if module not in cloudpickle.list_registry_pickle_by_value():
+                generated_as = generated.reduce(obj)
+                if generated_as is not None:
+                    return generated_as
+                # A string means: by reference. cloudpickle would send what __main__ defines by value.
+                if resolves(obj):
+                    version = generated.version(obj)
+                    qualname = obj.__qualname__
+                    return qualname if version is None else (_referred, (module, qualname, *version))
             if kind is types.FunctionType:
                 compiled.refuse_function(obj)
             return _with_qualname(obj, super().reducer_override(obj))
@@ -71,10 +82,6 @@ def _with_qualname(obj: Any, reduced: Any) -> Any:
     if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], tuple):
         reduced[2][0].setdefault("__qualname__", obj.__qualname__)
     return reduced
-
-
-def _goes_by_reference(obj: Any) -> bool:
-    return resolves(obj) and obj.__module__ not in cloudpickle.list_registry_pickle_by_value()
 
 
 class Stream:
@@ -144,15 +151,30 @@ class _Unpickler(pickle.Unpickler):
         return self._out_of_band(pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "__mp_main__" and module not in sys.modules:
-            module = "__main__"
-        try:
-            return super().find_class(module, name)
-        except (ImportError, AttributeError) as error:
-            raise DecodeError(
-                f"{module}.{name}, which the sender refers to, is not known here: {error}",
-                hint="define it on this rank too, under that name, in a module that can be imported",
-            ) from error
+        return _find(super().find_class, module, name)
+
+
+def _find(finder: Callable[[str, str], Any], module: str, name: str) -> Any:
+    if module == "__mp_main__" and module not in sys.modules:
+        module = "__main__"
+    try:
+        found = finder(module, name)
+    except (ImportError, AttributeError) as error:
+        raise DecodeError(
+            f"{module}.{name}, which the sender refers to, is not known here: {error}",
+            hint="define it on this rank too, under that name, in a module that can be imported",
+        ) from error
+    if found is _BARE:
+        raise DecodeError("the message holds a bare script object, which would abort this process")
+    return found
+
+
+def _referred(module: str, qualname: str, code: str, file: str) -> Any:
+    """A class or function by its name, whose code has to be the sender's."""
+    found = _find(pickle.Unpickler(io.BytesIO()).find_class, module, qualname)
+    if isinstance(found, (type, types.FunctionType)):
+        generated.check(found, generated.Version(code, file))
+    return found
 
 
 def load(stream: Any, buffers: Sequence[Any], out_of_band: Callable[[int], Any], count: int, into: list[Any]) -> None:

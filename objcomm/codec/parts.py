@@ -11,7 +11,7 @@ from msgpack import ExtType, Timestamp
 
 from ..config import Trust
 from ..errors import EncodeError, TrustError
-from . import arrays, classes, codes, numpy_values, registry, tensors, values
+from . import arrays, classes, codes, generated, numpy_values, registry, tensors, values
 from .codes import Part, ext, indexed
 from .instances import ClassTable
 from .levels import Entangled, Trouble
@@ -100,7 +100,7 @@ class Parts:
         if issubclass(kind, torch.Tensor):
             return self._tensor
         layout = classes.layout(kind)
-        if layout is not None:
+        if layout is not None and not generated.owns(kind):
             take = self.classes.taker(layout)
             if layout.kind == "dataclass":
                 self.dataclasses.add(kind)
