@@ -69,14 +69,21 @@ def _is_registered(namespace: Namespace) -> bool:
 
 def owns(obj: Any) -> bool:
     """Whether a class or function is defined by a generated module."""
-    name = classes.name_of(obj)[0] if isinstance(obj, type) else obj.__module__
-    module = sys.modules.get(name) if isinstance(name, str) else None
-    if module is None or not classes.resolves(obj):
-        return _place(obj) is not None
+    return _home(obj) is not None if classes.resolves(obj) else _place(obj) is not None
+
+
+def _home(obj: Any) -> Namespace | None:
+    """The namespace of a class or function that is found under its name, if its module is a generated one."""
+    name = _module_name(obj)
+    module = sys.modules[name]
     known = _found.get(name)
     if known is None or known[0] is not module:
-        known = _found[name] = (module, isinstance(module, types.ModuleType) and _is_generated(vars(module)))
-    return known[1]
+        known = _found[name] = (module, _is_generated(vars(module)))
+    return vars(module) if known[1] else None
+
+
+def _module_name(obj: Any) -> str:
+    return classes.name_of(obj)[0] if isinstance(obj, type) else str(obj.__module__)
 
 
 def _is_generated(namespace: Namespace) -> bool:
@@ -196,13 +203,12 @@ def reduce(obj: Any) -> tuple[Any, ...] | None:
     Raises:
         EncodeError: the source of its module is not known any more.
     """
-    if not owns(obj):
-        return None
-    namespace = modulesource.namespace_of(obj)
-    path = None if namespace is None else _path_in(namespace, obj, _qualname(obj))
-    if namespace is None or path is None:
-        raise EncodeError(f"{obj.__module__}.{_qualname(obj)} of generated code is not in its module", hint=_HINT)
-    return _at_path, (_unit(namespace), path)
+    if classes.resolves(obj):
+        namespace = _home(obj)
+        place = None if namespace is None else (namespace, _qualname(obj))
+    else:
+        place = _place(obj)
+    return None if place is None else (_at_path, (_unit(place[0]), place[1]))
 
 
 _HINT = "call objcomm.register_generated(module) right after the module has been imported"
@@ -292,10 +298,10 @@ class Version(NamedTuple):
 
 
 def version(obj: Any) -> Version | None:
-    """The version of a class or function, if it is of a module of the program's own."""
-    namespace = modulesource.namespace_of(obj)
-    code = "" if namespace is None else modulesource.version_of(namespace)
-    return Version(code, str((namespace or {}).get("__file__"))) if code else None
+    """The version of a class or function that is found under its name, if its module is the program's own."""
+    namespace = vars(sys.modules[_module_name(obj)])
+    code = modulesource.version_of(namespace)
+    return Version(code, str(namespace.get("__file__"))) if code else None
 
 
 def check(found: Any, sent: Version) -> None:
@@ -304,7 +310,7 @@ def check(found: Any, sent: Version) -> None:
     Raises:
         DecodeError: it is other code.
     """
-    here = version(found)
+    here = version(found) if classes.resolves(found) else None
     if here is None or here.code == sent.code or here.code.partition(":")[0] != sent.code.partition(":")[0]:
         return
     raise DecodeError(

@@ -50,16 +50,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is types.FunctionType or issubclass(kind, type):
-            module = obj.__module__
-            if module not in cloudpickle.list_registry_pickle_by_value():
-                generated_as = generated.reduce(obj)
-                if generated_as is not None:
-                    return generated_as
-                # A string means: by reference. cloudpickle would send what __main__ defines by value.
-                if resolves(obj):
-                    version = generated.version(obj)
-                    qualname = obj.__qualname__
-                    return qualname if version is None else (_referred, (module, qualname, *version))
+            named = _by_name(obj)
+            if named is not None:
+                return named
             if kind is types.FunctionType:
                 compiled.refuse_function(obj)
             return _with_qualname(obj, super().reducer_override(obj))
@@ -75,6 +68,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._reduced.add(id(obj))
             return _rebuild_composite, parts
         return super().reducer_override(obj)
+
+
+def _by_name(obj: Any) -> Any:
+    """How a class or function is pickled that need not go by value, or None. A string means: by its name alone.
+
+    cloudpickle would send what ``__main__`` defines by value.
+    """
+    module = obj.__module__
+    if module in cloudpickle.list_registry_pickle_by_value():
+        return None
+    found = generated.reduce(obj)
+    if found is not None or not resolves(obj):
+        return found
+    version = generated.version(obj)
+    return obj.__qualname__ if version is None else (_referred, (module, obj.__qualname__, *version))
 
 
 def _with_qualname(obj: Any, reduced: Any) -> Any:
@@ -151,27 +159,36 @@ class _Unpickler(pickle.Unpickler):
         return self._out_of_band(pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        return _find(super().find_class, module, name)
+        found = _find(module, name)
+        if found is _BARE:
+            raise DecodeError("the message holds a bare script object, which would abort this process")
+        return found
 
 
-def _find(finder: Callable[[str, str], Any], module: str, name: str) -> Any:
+def _find(module: str, qualname: str) -> Any:
+    """What a module has under a qualified name.
+
+    Raises:
+        DecodeError: there is no such thing.
+    """
     if module == "__mp_main__" and module not in sys.modules:
         module = "__main__"
     try:
-        found = finder(module, name)
+        __import__(module)
+        found: Any = sys.modules[module]
+        for name in qualname.split("."):
+            found = getattr(found, name)
     except (ImportError, AttributeError) as error:
         raise DecodeError(
-            f"{module}.{name}, which the sender refers to, is not known here: {error}",
+            f"{module}.{qualname}, which the sender refers to, is not known here: {error}",
             hint="define it on this rank too, under that name, in a module that can be imported",
         ) from error
-    if found is _BARE:
-        raise DecodeError("the message holds a bare script object, which would abort this process")
     return found
 
 
 def _referred(module: str, qualname: str, code: str, file: str) -> Any:
     """A class or function by its name, whose code has to be the sender's."""
-    found = _find(pickle.Unpickler(io.BytesIO()).find_class, module, qualname)
+    found = _find(module, qualname)
     if isinstance(found, (type, types.FunctionType)):
         generated.check(found, generated.Version(code, file))
     return found
