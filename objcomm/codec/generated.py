@@ -294,7 +294,7 @@ class Version(NamedTuple):
     """Which code a class or function is that travels by name, and where it is from."""
 
     code: str
-    file: str
+    file: str = "of another file, or another version of it"
 
 
 def version(obj: Any) -> Version | None:

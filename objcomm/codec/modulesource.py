@@ -214,7 +214,7 @@ def _find_version(namespace: Namespace, text: str | None) -> str:
 
 def _digest(kind: str, described: Any) -> str:
     total = hashlib.sha256("\n".join(described).encode("utf-8", "surrogatepass"))
-    return f"{sys.implementation.cache_tag} {kind}:{total.hexdigest()[:32]}"
+    return f"{sys.implementation.cache_tag} {kind}:{total.hexdigest()[:20]}"
 
 
 def _describe(code: types.CodeType) -> str:

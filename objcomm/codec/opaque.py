@@ -159,6 +159,7 @@ class _Unpickler(pickle.Unpickler):
         return self._out_of_band(pid)
 
     def find_class(self, module: str, name: str) -> Any:
+        sys.audit("pickle.find_class", module, name)
         found = _find(module, name)
         if found is _BARE:
             raise DecodeError("the message holds a bare script object, which would abort this process")

@@ -47,7 +47,7 @@ class Parts:
         self.restricted = trust == "restricted"
         self.forbid_grad = forbid_grad
         self.threshold = threshold
-        self.classes = ClassTable()
+        self.classes = ClassTable(versions=not self.restricted)
         self.mistaken = False
         self.leaves: list[Any] = []
         self.composites: list[tuple[str, list[Any]]] = []
