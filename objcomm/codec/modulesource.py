@@ -121,7 +121,7 @@ def _has_functions(namespace: Namespace, text: str) -> bool:
     file = str(namespace.get("__file__"))
     try:
         possible = set(_codes_in(compile(text, file, "exec", dont_inherit=True)))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     live = {code for code in _live(namespace) if code.co_filename == file}
     return bool(live) and live <= possible
