@@ -88,7 +88,8 @@ class Pair(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.tensor([3.0]))
 
     def forward(self, x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-        return self.left.accum(x, h) * self.scale + self.right.sub_accum(x, h)
+        total: torch.Tensor = self.left.accum(x, h) * self.scale + self.right.sub_accum(x, h)
+        return total
 
 
 class Stateful(torch.nn.Module):
@@ -144,7 +145,7 @@ def inner(module: Any) -> Any:
 def weight_of(module: Any) -> torch.Tensor:
     """The weight in what the backend made of a :class:`Basic`."""
     weight: torch.Tensor = inner(module).getattr(PROCESSED).getattr("weight")
-    return weight
+    return weight.detach()
 
 
 def assert_alive(module: Any) -> None:

@@ -25,6 +25,8 @@ _ATTRIBUTE = re.compile(r'  (?:(\w+)|__annotations__\["([^"]+)"\]) (?::|=) (.+)'
 _CPP_CLASS = re.compile(r"__torch__\.torch\.classes\.(\w+)\.(\w+)")
 
 _SOURCE = re.compile(r"[^/]+/code/(.*)\.py")
+# Whose functions the pickles name; whatever else they name is a class of the archive.
+_HELPERS = ("torch", "torch._utils", "torch.jit._pickle", "torch.serialization")
 _PICKLES = ("data.pkl", "constants.pkl")
 
 # What torch writes into the wrapper of what a backend has made of a module.
@@ -175,8 +177,7 @@ class _Reader(pickle.Unpickler):
             return dict
         full = f"{module}.{name}"
         if full not in self._stand_ins:
-            defined = full in self._contents.classes or module.startswith("__torch__")
-            self._stand_ins[full] = _stand_in(full, self._contents) if defined else _Anything
+            self._stand_ins[full] = _Anything if module in _HELPERS else _stand_in(full, self._contents)
         return self._stand_ins[full]
 
     def persistent_load(self, pid: Any) -> Any:
