@@ -62,6 +62,16 @@ def namespace_of(obj: Any) -> Namespace | None:
     return vars(module) if isinstance(module, types.ModuleType) and classes.resolves(obj) else None
 
 
+def module_name(obj: Any) -> str:
+    """The name of the module of a class or function."""
+    return classes.name_of(obj)[0] if isinstance(obj, type) else str(obj.__module__)
+
+
+def qualname(obj: Any) -> str:
+    """The qualified name of a class or function."""
+    return classes.name_of(obj)[1] if isinstance(obj, type) else str(obj.__qualname__)
+
+
 def functions_in(members: Any) -> Iterator[types.FunctionType]:
     """The functions among the members of a class or a module, taken out of what decorates them."""
     for member in list(members.values()):

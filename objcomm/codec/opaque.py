@@ -18,7 +18,7 @@ import cloudpickle
 import torch
 
 from ..errors import DecodeError, EncodeError
-from . import compiled, generated, registry, torchops
+from . import compiled, generated, registry, torchops, versions
 from .classes import resolves
 from .levels import Trouble
 from .parts import MEMORYVIEW_HINT
@@ -81,7 +81,7 @@ def _by_name(obj: Any) -> Any:
     found = generated.reduce(obj)
     if found is not None or not resolves(obj):
         return found
-    version = generated.version(obj)
+    version = versions.version(obj)
     return obj.__qualname__ if version is None else (_referred, (module, obj.__qualname__, *version))
 
 
@@ -191,7 +191,7 @@ def _referred(module: str, qualname: str, code: str, file: str) -> Any:
     """A class or function by its name, whose code has to be the sender's."""
     found = _find(module, qualname)
     if isinstance(found, (type, types.FunctionType)):
-        generated.check(found, generated.Version(code, file))
+        versions.check(found, versions.Version(code, file))
     return found
 
 
