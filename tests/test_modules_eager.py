@@ -414,3 +414,17 @@ def test_basic_modules_beside_scripted_ones() -> None:
     received = loopback([pair, pair.left])
     assert received[0].left is received[1]
     assert_same(received[0](X, X).detach(), pair(X, X).detach())
+
+
+def test_compiled_modules_arrive_as_their_originals() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.compiled = torch.compile(module)
+    received = loopback({"compiled": torch.compile(module), "module": module})
+    assert type(received["module"]) is torch.nn.Linear
+    assert received["compiled"] is received["module"]
+    assert received["module"].compiled is received["module"]
+    inside = torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2)))
+    assert type(loopback(inside)[0]) is torch.nn.Linear
+    in_place = torch.nn.Linear(2, 2)
+    in_place.compile()
+    assert_same(loopback(in_place)(X).detach(), torch.nn.functional.linear(X, in_place.weight, in_place.bias).detach())
