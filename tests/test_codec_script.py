@@ -12,7 +12,7 @@ import torch
 from objcomm.codec import archive, encode
 from objcomm.errors import DecodeError, EncodeError
 from tests import lowering
-from tests.loopback import arrive, loopback
+from tests.loopback import arrive, loopback, plan_of
 from tests.lowering import called, loaded, saved, script
 from tests.same import assert_same
 
@@ -186,6 +186,16 @@ def test_one_of_everything() -> None:
     assert received.pair(X).number == 1
 
 
+def test_an_archive_goes_where_the_tensors_of_the_message_go() -> None:
+    module = script(torch.nn.Linear(2, 2))
+    encoded = encode([module, module.weight, script(AddOne())])
+    inline = torch.empty(encoded.inline_bytes, dtype=torch.uint8)
+    encoded.write_inline(inline)
+    built: Any = plan_of(encoded).build(inline, [], torch.device("meta"))
+    assert built[0].weight is built[1]
+    assert {tensor.device.type for tensor in built[0].parameters()} == {"meta"}
+
+
 def test_nothing_warns() -> None:
     with lowering.quiet():
         sent = [zoo(), script(called("Same", "x + h")()), traced(), quantized()]
@@ -269,8 +279,6 @@ def test_threads_send_modules_at_once() -> None:
 def test_a_target_to_fill_takes_what_is_beside_a_module() -> None:
     sent = {"module": script(called("Same", "x + h")()), "x": torch.arange(3.0)}
     encoded = encode(sent)
-    from tests.loopback import plan_of
-
     plan = plan_of(encoded)
     target = {"module": sent["module"], "x": torch.zeros(3)}
     with pytest.raises(DecodeError):

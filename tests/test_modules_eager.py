@@ -418,12 +418,14 @@ def test_basic_modules_beside_scripted_ones() -> None:
 
 def test_compiled_modules_arrive_as_their_originals() -> None:
     module = torch.nn.Linear(2, 2)
-    module.compiled = torch.compile(module)
+    compiled_too: Any = torch.compile(module)
+    module.compiled = compiled_too
     received = loopback({"compiled": torch.compile(module), "module": module})
     assert type(received["module"]) is torch.nn.Linear
     assert received["compiled"] is received["module"]
     assert received["module"].compiled is received["module"]
-    inside = torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2)))
+    compiled: Any = torch.compile(torch.nn.Linear(2, 2))
+    inside = torch.nn.Sequential(compiled)
     assert type(loopback(inside)[0]) is torch.nn.Linear
     in_place = torch.nn.Linear(2, 2)
     in_place.compile()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import linecache
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import torch
 import objcomm
 from objcomm.codec import encode, generated, modulesource
 from objcomm.errors import DecodeError, EncodeError, PeerError, UsageError
+from tests import lowering
 from tests.loopback import arrive, loopback
 from tests.ranks import run_ranks
 
@@ -382,6 +384,30 @@ def test_tracebacks_of_rebuilt_code_show_its_lines(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="on purpose") as caught:
         arrive(encoded).fail()
     assert "# here" in str(caught.traceback[-1].statement)
+
+
+def test_rebuilt_code_can_be_scripted(tmp_path: Path) -> None:
+    module = load(write(tmp_path, source(2).replace("return helper(x) + self.weight", "return x + self.weight")))
+    encoded = encode(module.GenModel())
+    del sys.modules[NAME]
+    received = arrive(encoded)
+    scripted = loopback([lowering.script(received), received])
+    assert [output(model) for model in scripted] == [[2.0, 11.0], [2.0, 11.0]]
+
+
+@pytest.mark.parametrize("options", [["-O"], ["-OO"]])
+def test_an_optimizing_interpreter_has_the_same_code(options: list[str], tmp_path: Path) -> None:
+    write(tmp_path, source(2).replace("    def forward", '    "documented"\n\n    def forward'))
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"import {NAME}; from objcomm.codec import versions; print(versions.version({NAME}.GenModel).code)"
+    )
+    outputs = {
+        subprocess.run([sys.executable, *flags, "-c", program], capture_output=True, text=True, check=True).stdout
+        for flags in ([], options)
+    }
+    assert len(outputs) == 1
+    assert "source:" in outputs.pop()
 
 
 # -- ordinary code -----------------------------------------------------------------------------------------------------

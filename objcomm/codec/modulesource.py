@@ -219,12 +219,12 @@ def _find_version(namespace: Namespace, text: str | None) -> str:
         text = read(namespace)
         if text is None or not _has_functions(namespace, text):
             return ""
-    return _digest("source", map(_describe, _codes_in(compile(text, "", "exec", dont_inherit=True))))
+    return _digest("source", map(_describe, _codes_in(compile(text, "", "exec", dont_inherit=True, optimize=0))))
 
 
 def _digest(kind: str, described: Any) -> str:
     total = hashlib.sha256("\n".join(described).encode("utf-8", "surrogatepass"))
-    return f"{sys.implementation.cache_tag} {kind}:{total.hexdigest()[:20]}"
+    return f"{sys.implementation.cache_tag} {sys.hexversion:x} {kind}:{total.hexdigest()[:20]}"
 
 
 def _describe(code: types.CodeType) -> str:
