@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import linecache
+import math
 import subprocess
 import sys
 import types
@@ -245,6 +246,30 @@ def test_a_source_that_is_gone_is_an_error_on_both_ranks(tmp_path: Path) -> None
 
 
 # -- identity ----------------------------------------------------------------------------------------------------------
+
+
+def test_modules_themselves_are_told_by_their_source(tmp_path: Path) -> None:
+    first, second = load(write(tmp_path / "one", source(2))), load(write(tmp_path / "two", source(3)))
+
+    def uses() -> Any:
+        return first.helper(1), second.helper(1)
+
+    encoded = encode([first, second, uses, first.GenModel()])
+    load(write(tmp_path / "three", source(4)))
+    its_first, its_second, its_uses, model = arrive(encoded)
+    assert (its_first.SCALE, its_second.SCALE) == its_uses() == (2, 3)
+    assert its_first.GenModel is type(model)
+    sys.path.insert(0, str(tmp_path / "one"))
+    del sys.modules[NAME]
+    ordinary = importlib.import_module(NAME)
+    encoded = encode({"m": [ordinary]})
+    assert arrive(encoded)["m"][0] is ordinary
+    sys.path.insert(0, str(tmp_path / "three"))
+    del sys.modules[NAME]
+    with pytest.raises(DecodeError, match="is other code here") as caught:
+        arrive(encoded)
+    assert caught.value.path == "obj['m'][0]"
+    assert loopback([math, torch, sys]) == [math, torch, sys]
 
 
 def test_a_class_keeps_the_name_that_it_was_given_after_import(tmp_path: Path) -> None:

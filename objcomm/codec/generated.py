@@ -76,10 +76,15 @@ def _home(obj: Any) -> Namespace | None:
     """The namespace of a class or function that is found under its name, if its module is a generated one."""
     name = module_name(obj)
     module = sys.modules[name]
+    return vars(module) if _is_known(name, module) else None
+
+
+def _is_known(name: str, module: types.ModuleType) -> bool:
+    """Whether the module of that name is known to be a generated one."""
     known = _found.get(name)
     if known is None or known[0] is not module:
         known = _found[name] = (module, _is_generated(vars(module)))
-    return vars(module) if known[1] else None
+    return known[1]
 
 
 def _is_generated(namespace: Namespace) -> bool:
@@ -201,6 +206,21 @@ def reduce(obj: Any) -> tuple[Any, ...] | None:
     else:
         place = _place(obj)
     return None if place is None else (_at_path, (_unit(place[0]), place[1]))
+
+
+def reduce_module(module: types.ModuleType) -> tuple[Any, ...] | None:
+    """How a generated module itself is pickled; None for any other."""
+    namespace, name = vars(module), module.__name__
+    if sys.modules.get(name) is module:
+        owned = _is_known(name, module)
+    else:
+        ours = _is_registered(namespace) or modulesource.is_ours(namespace)
+        owned = ours and modulesource.source_of(namespace) is not None
+    return (_itself, (_unit(namespace),)) if owned else None
+
+
+def _itself(module: types.ModuleType) -> types.ModuleType:
+    return module
 
 
 _HINT = "call objcomm.register_generated(module) right after the module has been imported"

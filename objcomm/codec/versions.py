@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from typing import Any, NamedTuple
 
 from ..errors import DecodeError
@@ -18,8 +19,8 @@ class Version(NamedTuple):
 
 
 def version(obj: Any) -> Version | None:
-    """The version of a class or function that is found under its name, if its module is the program's own."""
-    namespace = vars(sys.modules[module_name(obj)])
+    """The version of a class or function that is found under its name, or of a module, if it is the program's own."""
+    namespace = vars(obj if isinstance(obj, types.ModuleType) else sys.modules[module_name(obj)])
     code = modulesource.version_of(namespace)
     return Version(code, str(namespace.get("__file__"))) if code else None
 
@@ -30,10 +31,12 @@ def check(found: Any, sent: Version) -> None:
     Raises:
         DecodeError: it is other code.
     """
-    here = version(found) if classes.resolves(found) else None
+    is_module = isinstance(found, types.ModuleType)
+    here = version(found) if is_module or classes.resolves(found) else None
     if here is None or here.code == sent.code or here.code.partition(":")[0] != sent.code.partition(":")[0]:
         return
+    name = found.__name__ if is_module else f"{found.__module__}.{qualname(found)}"
     raise DecodeError(
-        f"{found.__module__}.{qualname(found)} is other code here ({here.file}) than at the sender ({sent.file})",
+        f"{name} is other code here ({here.file}) than at the sender ({sent.file})",
         hint="run the same code on both ranks, or let the sender call objcomm.register_generated for its module",
     )
