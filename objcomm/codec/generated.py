@@ -72,6 +72,11 @@ def owns(obj: Any) -> bool:
     return _home(obj) is not None if classes.resolves(obj) else _place(obj) is not None
 
 
+def owns_named(cls: type) -> bool:
+    """The same for a class that has been found under its name already."""
+    return _home(cls) is not None
+
+
 def _home(obj: Any) -> Namespace | None:
     """The namespace of a class or function that is found under its name, if its module is a generated one."""
     name = module_name(obj)

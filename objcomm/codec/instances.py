@@ -35,8 +35,8 @@ class ClassTable:
     def _refer(self, code: int, key: tuple[Any, ...], entry: list[Any]) -> Part:
         """The part that refers to a new entry. The key starts with its class."""
         part = self._references[key] = indexed(code, len(self.entries))
-        version = versions.version(key[0]) if self._versions else None
-        self.entries.append(entry if version is None else [*entry, version.code])
+        version = versions.code_of(key[0]) if self._versions else ""
+        self.entries.append([*entry, version] if version else entry)
         return part
 
     def taker(self, known: Layout) -> Callable[[Any], Part | None]:

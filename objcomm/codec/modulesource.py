@@ -201,8 +201,9 @@ def version_of(namespace: Namespace) -> str:
 
     It is of a program's own modules alone, and starts with the version of the interpreter: others make other code.
     """
-    kept = _kept(namespace)
-    if kept is None or kept.version is None:
+    kept = namespace.get(_KEPT)
+    if not isinstance(kept, _Kept) or kept.version is None or kept.spec is not namespace.get("__spec__"):
+        kept = _kept(namespace)
         text = None if kept is None else kept.text
         version = _find_version(namespace, text)
         kept = namespace[_KEPT] = _Kept(namespace.get("__spec__"), text, version)

@@ -100,7 +100,7 @@ class Parts:
         if issubclass(kind, torch.Tensor):
             return self._tensor
         layout = classes.layout(kind)
-        if layout is not None and not generated.owns(kind):
+        if layout is not None and not generated.owns_named(kind):
             take = self.classes.taker(layout)
             if layout.kind == "dataclass":
                 self.dataclasses.add(kind)

@@ -18,6 +18,11 @@ class Version(NamedTuple):
     file: str = "of another file, or another version of it"
 
 
+def code_of(cls: type) -> str:
+    """The code of a class that is found under its name, or nothing."""
+    return modulesource.version_of(vars(sys.modules[module_name(cls)]))
+
+
 def version(obj: Any) -> Version | None:
     """The version of a class or function that is found under its name, or of a module, if it is the program's own."""
     namespace = vars(obj if isinstance(obj, types.ModuleType) else sys.modules[module_name(obj)])
