@@ -101,3 +101,10 @@ class Split(Replicated):
         if count > 1 and isinstance(node, IRDimops) and node.name == "linear":
             return graph.partition(node, node.algorithm("dim"), idx=1, dim=0, num=count)
         return super()._spread(graph, node, count)
+
+
+class Nested:
+    """Holds a class whose qualified name has a dot."""
+
+    class Block(Block):
+        pass
