@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
 _MARK = "_nnscaler_mark"
+_NO_CODE = ("__doc__", "__firstlineno__")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -204,7 +205,7 @@ def _escaped(part: str) -> str:
 def fingerprint(module: nn.Module, dummy_forward_args: Mapping[str, Any], policy: Any) -> str:
     """What generated code depends on and nnScaler does not compare: source, structure, plain attributes, examples."""
     lines = [f"{policy}" if isinstance(policy, str) else _name_of(policy), _outline(dict(dummy_forward_args))]
-    sources: dict[type, str] = {}
+    classes: dict[type, str] = {}
     for place, inner in module.named_modules():
         cls = type(inner)
         plain = {key: value for key, value in vars(inner).items() if _is_plain(value)}
@@ -216,18 +217,49 @@ def fingerprint(module: nn.Module, dummy_forward_args: Mapping[str, Any], policy
         ]
         lines.append(f"{place}: {_name_of(cls)} {inner.extra_repr()} {sorted(plain.items())} {tensors}")
         for base in cls.__mro__:
-            if base.__module__.split(".")[0] not in ("torch", "builtins") and base not in sources:
-                sources[base] = _source(base)
-    lines += sources.values()
+            if base.__module__.split(".")[0] not in ("torch", "builtins") and base not in classes:
+                classes[base] = _body(base)
+    lines += classes.values()
     text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(lines))  # addresses are other ones in the next process
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _source(cls: type) -> str:
+def _body(cls: type) -> str:
+    """What a class defines: its functions, as they are compiled, and its plain attributes."""
+    return f"{_name_of(cls)} {[(name, _member(value)) for name, value in vars(cls).items() if name not in _NO_CODE]}"
+
+
+def _member(value: Any) -> str:
+    if isinstance(value, property):
+        return _member([value.fget, value.fset])
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_member, value))}]"
+    value = getattr(value, "__func__", value)
+    if not isinstance(value, FunctionType):
+        return _outline(value)
+    defaults = _outline([value.__defaults__, value.__kwdefaults__])
+    return f"{_compiled(value.__code__)} {defaults} {[_held(cell) for cell in value.__closure__ or ()]}"
+
+
+def _held(cell: CellType) -> str:
+    """What a function uses of those around it: of a function, what it does itself, so that no circle is followed."""
     try:
-        return inspect.getsource(cls)
-    except (OSError, TypeError):
-        return _name_of(cls)
+        value = cell.cell_contents
+    except ValueError:
+        return "nothing"
+    return _compiled(value.__code__) if isinstance(value, FunctionType) else _outline(value)
+
+
+def _compiled(code: CodeType) -> str:
+    constants = []
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            constants.append(_compiled(constant))
+        elif isinstance(constant, frozenset):  # in another order in the next process
+            constants.append(f"{sorted(map(repr, constant))}")
+        else:
+            constants.append(repr(constant))
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
 
 def _name_of(value: Any) -> str:

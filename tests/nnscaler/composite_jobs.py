@@ -70,17 +70,16 @@ def config(case: Composed) -> Any:
 def compose(case: Composed, folder: str, **options: Any) -> Any:
     from . import composite_models
 
-    marked = [getattr(composite_models, name, name) for name in case.marked]
+    marked = [getattr(composite_models, name, name) for name in options.pop("marked", case.marked)]
     options.setdefault("name", name_of(folder))
-    return nnscaler_integration.parallelize_submodules(
-        options.pop("model", None) or original(case),
-        marked,
-        dummy_forward_args={"x": torch.randn(2, 4, generator=torch.Generator().manual_seed(7))},
-        pas_policy=getattr(composite_models, case.policy)(),
-        compute_config=config(case),
-        gen_savedir=folder,
-        **options,
-    )
+    arguments = {
+        "dummy_forward_args": {"x": torch.randn(2, 4, generator=torch.Generator().manual_seed(7))},
+        "pas_policy": getattr(composite_models, case.policy)(),
+        "compute_config": config(case),
+        "gen_savedir": folder,
+    }
+    model = options.pop("model", None) or original(case)
+    return nnscaler_integration.parallelize_submodules(model, marked, **{**arguments, **options})
 
 
 def name_of(folder: str) -> str:
@@ -203,7 +202,9 @@ def copies(rank: int, case: Composed, folder: str) -> list[str]:
             for place, part in parallel_modules(again).items():
                 own = parallel_modules(model)[place]
                 assert type(part) is type(own) and part is not own
-                assert all(a.data_ptr() != b.data_ptr() for a, b in zip(part.parameters(), own.parameters(), strict=True))
+                assert all(
+                    a.data_ptr() != b.data_ptr() for a, b in zip(part.parameters(), own.parameters(), strict=True)
+                )
             done.append(name)
         compare_tensors(model, single)  # it did not change meanwhile
     return done
@@ -269,7 +270,9 @@ def merge(rank: int, case: Composed, folder: str) -> list[str]:
             torch.testing.assert_close(optimizer["state"][number], values, rtol=1e-5, atol=1e-6)
         single.load_state_dict(complete)
         # Weights of another seed, so that what is right came from the state.
-        model = compose(case, folder, model=original(Composed(**{**vars(case), "seed": 5})), name=f"{name_of(folder)}_merged")
+        model = compose(
+            case, folder, model=original(Composed(**{**vars(case), "seed": 5})), name=f"{name_of(folder)}_merged"
+        )
         fresh, own = original(Composed(**{**vars(case), "seed": 5})), copy.deepcopy(single)
         for part in (fresh, own):
             for name, buffer in part.named_buffers():

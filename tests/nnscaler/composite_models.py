@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from nnscaler.graph import IRGraph
 from nnscaler.graph.function.dimops import IRDimops
-from nnscaler.ir.operator import IRFwOperation
 from nnscaler.graph.function.pyfunc import IRPyFunc
+from nnscaler.ir.operator import IRFwOperation
 from nnscaler.policies import auto_multiref
 from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ class Block(nn.Module):
         self.register_buffer("shift", torch.randn(width))
         self.register_buffer("scale", torch.randn(width), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return x + self.down(torch.tanh(self.up(x))) * self.scale + self.shift
 
 
@@ -32,7 +32,7 @@ class Other(nn.Module):
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return torch.sigmoid(self.linear(x))
 
 
@@ -45,7 +45,7 @@ class Two(nn.Module):
         self.second = Block()
         self.head = nn.Linear(WIDTH, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.head(self.second(self.first(x))).sum()
 
 
@@ -57,7 +57,7 @@ class Mixed(nn.Module):
         self.layers = nn.ModuleList(nn.Sequential(Block(), nn.ReLU(), Other()) for _ in range(2))
         self.head = nn.Linear(WIDTH, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         for layer in self.layers:
             x = layer(x)
         return self.head(x).sum()
@@ -73,7 +73,7 @@ class Tied(nn.Module):
         self.last = self.first
         self.head = nn.Linear(WIDTH, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.head(self.last(self.middle(self.first(x)))).sum()
 
 
