@@ -33,7 +33,7 @@ from .parts import CLUSTER_HINT
 
 # They register how tensors travel that are more than memory. What is registered later is asked first: what takes any
 # subclass, or refuses any tensor, comes before the rest.
-for _name in ("subclasses", "layouts", "containers"):
+for _name in ("subclasses", "layouts", "containers", "graphs", "exported", "lite", "script", "refusals"):
     import_module(f"{__name__}.{_name}")
 
 __all__ = ["SEGMENT_THRESHOLD", "Encoded", "Plan", "encode", "parse"]

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ..errors import DecodeError, TrustError
-from . import codes
+from . import codes, generated
 from .classes import Layout, dict_of, find, layout
 from .codes import Mark, Part, indexed
 
@@ -21,25 +21,33 @@ from .codes import Mark, Part, indexed
 
 
 class ClassTable:
-    """The classes, and members of enums, that one message refers to."""
+    """The classes, and members of enums, that one message refers to.
 
-    def __init__(self) -> None:
+    Args:
+        versions: say of each class which code it is, so that the receiver can compare.
+    """
+
+    def __init__(self, versions: bool) -> None:
+        self._versions = versions
         self.entries: list[list[Any]] = []
         self._references: dict[tuple[Any, ...], Part] = {}
 
     def _refer(self, code: int, key: tuple[Any, ...], entry: list[Any]) -> Part:
-        """The part that refers to a new entry."""
+        """The part that refers to a new entry. The key starts with its class."""
         part = self._references[key] = indexed(code, len(self.entries))
-        self.entries.append(entry)
+        version = generated.version(key[0]) if self._versions else None
+        self.entries.append(entry if version is None else [*entry, version.code])
         return part
 
     def taker(self, known: Layout) -> Callable[[Any], Part | None]:
         """What takes an instance apart: its part, or None if there is more to the instance than a part can say."""
         if known.kind in ("enum", "flag"):
             return lambda obj: self._member(known, obj)
-        mark = self._refer(codes.INSTANCE, (known.cls, *known.fields), [known.kind, *known.name, list(known.fields)])
+        entry: list[Any] = [known.kind, *known.name, list(known.fields)]
         if known.kind == "dataclass":
-            self.entries[-1].append(None)
+            entry.append(None)
+        mark = self._refer(codes.INSTANCE, (known.cls, *known.fields), entry)
+        if known.kind == "dataclass":
             return self._dataclass_taker(known, mark)
         size, instance_dict = len(known.fields), known.instance_dict
 
@@ -124,8 +132,10 @@ def resolve(entry: list[Any], *, restricted: bool) -> Resolved:
     if known is None or known.kind != kind:
         text = f"class {name} is no {kind} here that can be rebuilt without running its code"
         raise TrustError(text) if restricted else DecodeError(text)
+    if not restricted:
+        rest = _check_version(cls, kind, rest)
     if kind == "enum" or kind == "flag":
-        (value,) = rest
+        value = rest[0]
         return Resolved(cls, _member(cls, name, value))
     fields = tuple(rest[0])
     if fields != known.fields:
@@ -138,6 +148,14 @@ def resolve(entry: list[Any], *, restricted: bool) -> Resolved:
         names = fields if rest[1] is None else tuple(rest[1])
         return Resolved(cls, Mark(_dataclass_builder(known, name, names)))
     return Resolved(cls, Mark(_tuple_builder(known, name)))
+
+
+def _check_version(cls: type, kind: str, rest: list[Any]) -> list[Any]:
+    """What an entry says beyond the names of its class, when the code of the class has been found to be the same."""
+    length = 2 if kind == "dataclass" else 1
+    for code in rest[length:]:
+        generated.check(cls, generated.Version(str(code)))
+    return rest[:length]
 
 
 def _member(cls: Any, name: str, value: Any) -> object:

@@ -14,9 +14,10 @@ says where. Empty leaves are in neither.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from bisect import bisect_left
+from collections.abc import Callable, Hashable
 from itertools import pairwise
-from operator import sub
+from operator import itemgetter, sub
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,6 +109,22 @@ class MemoryWriter:
         self._forms.append(form)
         self._lows.append(low)
         return index
+
+    def overlaps(self) -> Callable[[torch.Tensor], bool]:
+        """What says whether the storage of a tensor has bytes in common with the leaves that are there by now."""
+        lows: list[int] = []
+        highs: list[int] = []
+        for low, form in sorted(zip(self._lows, self._forms, strict=True), key=itemgetter(0)):
+            if form.hull and form.code != BYTES:
+                lows.append(low)
+                highs.append(max(low + form.hull, highs[-1] if highs else 0))
+
+        def overlap(tensor: torch.Tensor) -> bool:
+            storage = tensor.untyped_storage()
+            before = bisect_left(lows, storage.data_ptr() + storage.nbytes())
+            return before > 0 and highs[before - 1] > storage.data_ptr()
+
+        return overlap
 
     def finish(self) -> Memory:
         """Decide what travels how. The leaves must stay as they are until the message has left.

@@ -15,14 +15,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
+import torch
 
 from ..errors import DecodeError, EncodeError
-from . import registry
+from . import compiled, generated, registry, torchops
 from .classes import resolves
 from .levels import Trouble
 from .parts import MEMORYVIEW_HINT
 from .path import describe
 from .scan import Scan
+
+# Unpickling an instance of it ends the process.
+_BARE: Any = torch._C.ScriptModule
 
 # Never out of band, and most of what a pickler meets.
 _COMMON = frozenset((str, int, float, bool, type(None), tuple, list, dict, bytes, set, type, types.FunctionType))
@@ -46,13 +50,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is types.FunctionType or issubclass(kind, type):
-            # A string means: by reference. cloudpickle would send what __main__ defines by value.
-            if _goes_by_reference(obj):
-                return obj.__qualname__
+            named = _by_name(obj)
+            if named is not None:
+                return named
+            if kind is types.FunctionType:
+                compiled.refuse_function(obj)
             return _with_qualname(obj, super().reducer_override(obj))
         hint = _CHANGED.get(kind)
         if hint is not None and obj not in (sys.stdout, sys.stderr):
             raise EncodeError(f"{describe(obj)} cannot be sent", hint=hint)
+        if issubclass(kind, torchops.KINDS):
+            return torchops.reduce(obj)
         parts = self._scan.in_stream(obj)
         if parts is not None:
             if id(obj) in self._reduced:  # a second time, so it is not finished: it would be built from half of itself
@@ -62,15 +70,26 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
+def _by_name(obj: Any) -> Any:
+    """How a class or function is pickled that need not go by value, or None. A string means: by its name alone.
+
+    cloudpickle would send what ``__main__`` defines by value.
+    """
+    module = obj.__module__
+    if module in cloudpickle.list_registry_pickle_by_value():
+        return None
+    found = generated.reduce(obj)
+    if found is not None or not resolves(obj):
+        return found
+    version = generated.version(obj)
+    return obj.__qualname__ if version is None else (_referred, (module, obj.__qualname__, *version))
+
+
 def _with_qualname(obj: Any, reduced: Any) -> Any:
     """A class by value keeps its qualified name, which cloudpickle makes anew from the plain name."""
     if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], tuple):
         reduced[2][0].setdefault("__qualname__", obj.__qualname__)
     return reduced
-
-
-def _goes_by_reference(obj: Any) -> bool:
-    return resolves(obj) and obj.__module__ not in cloudpickle.list_registry_pickle_by_value()
 
 
 class Stream:
@@ -140,15 +159,40 @@ class _Unpickler(pickle.Unpickler):
         return self._out_of_band(pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "__mp_main__" and module not in sys.modules:
-            module = "__main__"
-        try:
-            return super().find_class(module, name)
-        except (ImportError, AttributeError) as error:
-            raise DecodeError(
-                f"{module}.{name}, which the sender refers to, is not known here: {error}",
-                hint="define it on this rank too, under that name, in a module that can be imported",
-            ) from error
+        sys.audit("pickle.find_class", module, name)
+        found = _find(module, name)
+        if found is _BARE:
+            raise DecodeError("the message holds a bare script object, which would abort this process")
+        return found
+
+
+def _find(module: str, qualname: str) -> Any:
+    """What a module has under a qualified name.
+
+    Raises:
+        DecodeError: there is no such thing.
+    """
+    if module == "__mp_main__" and module not in sys.modules:
+        module = "__main__"
+    try:
+        __import__(module)
+        found: Any = sys.modules[module]
+        for name in qualname.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise DecodeError(
+            f"{module}.{qualname}, which the sender refers to, is not known here: {error}",
+            hint="define it on this rank too, under that name, in a module that can be imported",
+        ) from error
+    return found
+
+
+def _referred(module: str, qualname: str, code: str, file: str) -> Any:
+    """A class or function by its name, whose code has to be the sender's."""
+    found = _find(module, qualname)
+    if isinstance(found, (type, types.FunctionType)):
+        generated.check(found, generated.Version(code, file))
+    return found
 
 
 def load(stream: Any, buffers: Sequence[Any], out_of_band: Callable[[int], Any], count: int, into: list[Any]) -> None:

@@ -146,8 +146,8 @@ class _Outline:
         if head.code in (codes.DICT, codes.ORDERED_DICT, codes.DEFAULT_DICT):
             return None
         if head.code == codes.INSTANCE:
-            _, _, _, fields, *names = self._parsed.classes[int.from_bytes(head.data, "little")]
-            attributes = names[0] if names and names[0] is not None else fields
+            kind, _, _, fields, *names = self._parsed.classes[int.from_bytes(head.data, "little")]
+            attributes = names[0] if kind == "dataclass" and names[0] is not None else fields
             return lambda index: f".{attributes[index]}" if index < len(attributes) else f"[{index}]"
         if head.code in (codes.SET, codes.FROZENSET):
             return lambda index: ".element(?)"

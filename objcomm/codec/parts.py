@@ -11,7 +11,7 @@ from msgpack import ExtType, Timestamp
 
 from ..config import Trust
 from ..errors import EncodeError, TrustError
-from . import arrays, classes, codes, numpy_values, registry, tensors, values
+from . import arrays, classes, codes, generated, numpy_values, registry, tensors, values
 from .codes import Part, ext, indexed
 from .instances import ClassTable
 from .levels import Entangled, Trouble
@@ -24,6 +24,7 @@ Handler = Callable[[Any], "Part | None"]
 _MISTAKEN = frozenset((bytearray, memoryview, ExtType, Timestamp))
 
 CLUSTER_HINT = "use cluster trust on both ranks"
+GRAD_HINT = "detach it if no gradient is needed, or send it as a tensor of its own"
 MEMORYVIEW_HINT = "send bytes(view), or an array or tensor over its memory"
 
 
@@ -46,7 +47,7 @@ class Parts:
         self.restricted = trust == "restricted"
         self.forbid_grad = forbid_grad
         self.threshold = threshold
-        self.classes = ClassTable()
+        self.classes = ClassTable(versions=not self.restricted)
         self.mistaken = False
         self.leaves: list[Any] = []
         self.composites: list[tuple[str, list[Any]]] = []
@@ -60,6 +61,7 @@ class Parts:
         self._in_composites: set[int] = set()
         self._open: set[int] = set()
         self._no_pickle = False
+        self._gatherings: dict[Any, registry.Gathering] = {}
         self._inert: dict[type, bool] = {}
 
     def walk(self, level: list[Any]) -> None:
@@ -98,7 +100,7 @@ class Parts:
         if issubclass(kind, torch.Tensor):
             return self._tensor
         layout = classes.layout(kind)
-        if layout is not None:
+        if layout is not None and not generated.owns(kind):
             take = self.classes.taker(layout)
             if layout.kind == "dataclass":
                 self.dataclasses.add(kind)
@@ -152,7 +154,7 @@ class Parts:
         if self.forbid_grad and obj.requires_grad:
             raise EncodeError(
                 "a tensor that requires grad would arrive without its history, and its gradient would be lost",
-                hint="detach it if no gradient is needed, or send it as a tensor of its own",
+                hint=GRAD_HINT,
             )
         if tensors.is_plain(obj):
             return indexed(codes.MEMORY, self.memory.add_tensor(obj))
@@ -187,7 +189,8 @@ class Parts:
         if key in self._open:
             raise NeedsPickle
         if key not in self._flattened:
-            self._flattened[key] = (entry.name, list(entry.flatten(obj)))
+            flatten = entry.flatten if entry.gather is None else self._gathering(entry.gather).add
+            self._flattened[key] = (entry.name, list(flatten(obj)))
             self._alive.append(obj)
         name, parts = self._flattened[key]
         instance = _instance_in(parts) if self.restricted and not entry.instances else None
@@ -207,6 +210,23 @@ class Parts:
             self._open.discard(key)
         self.composites.append((name, parts))
         return indexed(codes.COMPOSITE, len(self.composites) - 1)
+
+    def _gathering(self, gather: Callable[[], registry.Gathering]) -> registry.Gathering:
+        """What all objects of one kind travel in. It is a composite itself, in front of theirs; its parts come last."""
+        gathering = self._gatherings.get(gather)
+        if gathering is None:
+            gathering = self._gatherings[gather] = gather()
+            self.composites.append((gathering.name, gathering.parts))
+            self.remember(gathering, indexed(codes.COMPOSITE, len(self.composites) - 1))
+        return gathering
+
+    def gather(self) -> None:
+        """Finish what objects travel in together, when all of the message has been seen."""
+        for gathering in self._gatherings.values():
+            gathering.finish(self.memory, self.forbid_grad)
+            self._no_pickle = True
+            self.walk(list(gathering.parts))
+            self._no_pickle = False
 
     # -- inside the pickle stream ------------------------------------------------------------------------------------
 

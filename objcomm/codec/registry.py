@@ -8,10 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from .memory import MemoryWriter
+
+
+class Gathering(Protocol):
+    """What several objects of one message travel in together; see :func:`register_gathered`.
+
+    Attributes:
+        name: what both ends call this kind of gathering.
+        parts: what it consists of itself, filled by :meth:`finish` with native values, bytes and tensors.
+    """
+
+    name: str
+    parts: list[Any]
+
+    def add(self, obj: Any) -> Sequence[Any]:
+        """The parts of one of the objects: this gathering, and what finds the object in it."""
+
+    def finish(self, memory: MemoryWriter, forbid_grad: bool) -> None:
+        """All objects have been added, and all other memory of the message is known."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +46,7 @@ class Entry:
     code: bool
     base: type
     instances: bool
+    gather: Callable[[], Gathering] | None = None
 
 
 _entries: dict[str, Entry] = {}
@@ -69,12 +91,42 @@ def register(
     ... )
     >>> unregister("example.Fraction")
     """
-    known = _entries.get(name)
-    entry = Entry(name, matches, flatten, rebuild, code, base, instances)
+    _add(Entry(name, matches, flatten, rebuild, code, base, instances))
+
+
+def _add(entry: Entry) -> None:
+    known = _entries.get(entry.name)
     if known is not None and known != entry:
-        raise UsageError(f"a composite named {name!r} is registered already")
-    _entries[name] = entry
+        raise UsageError(f"a composite named {entry.name!r} is registered already")
+    _entries[entry.name] = entry
     _candidates.clear()
+
+
+def register_gathering(kind: type[Gathering], rebuild: Callable[[list[Any]], Any], code: bool = False) -> None:
+    """Name what rebuilds a gathering from its parts; see :func:`register_gathered`."""
+    register(kind.name, lambda obj: True, lambda obj: obj.parts, rebuild, code, base=kind)
+
+
+def register_gathered(
+    name: str,
+    matches: Callable[[Any], bool],
+    gather: Callable[[], Gathering],
+    rebuild: Callable[[list[Any]], Any],
+    code: bool = False,
+    *,
+    base: type = object,
+) -> None:
+    """The same as :func:`register` for objects that travel together: all of one message in one gathering.
+
+    Args:
+        gather: makes the gathering of a message; kinds that have it in common share the gathering.
+        rebuild: builds one object from the parts that ``Gathering.add`` gave, the gathering rebuilt.
+    """
+
+    def flatten(obj: Any) -> Sequence[Any]:
+        return gather().add(obj)
+
+    _add(Entry(name, matches, flatten, rebuild, code, base, False, gather))
 
 
 def unregister(name: str) -> None:

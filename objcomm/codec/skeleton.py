@@ -102,6 +102,7 @@ def _pack_walked(obj: Any, scan: Scan) -> Encoded:
         tree = _pack_tree(obj, scan, definitions)
     stream.dump()  # what the tree has added
     entry = stream.finish()
+    scan.gather()
     composites = b""
     if scan.composites:
         bodies = [[_DEFINITION, *parts] for _, parts in scan.composites]

@@ -1,0 +1,203 @@
+"""What is in a TorchScript archive, found out without loading it: classes, functions, the states of objects.
+
+A class that occurs twice, or an object whose class has lost the ``__setstate__`` that its state was made for, would be
+loaded as something else than was saved: such an archive is refused before any of it is loaded. Nothing of the archive
+runs here; its code is only looked at line by line, and its pickles are read with a stand-in for everything they name.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import zipfile
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import DecodeError
+from .backends import NAMESPACE
+
+# Torch writes a definition at the start of a line, and what belongs to it two blanks further in.
+_CLASS = re.compile(r"class (\w+)(?:\(.*\))?:")
+_FUNCTION = re.compile(r"def (\w+)\(")
+_METHOD = re.compile(r"  def (\w+)\(")
+_ATTRIBUTE = re.compile(r'  (?:(\w+)|__annotations__\["([^"]+)"\]) (?::|=) (.+)')
+_CPP_CLASS = re.compile(r"__torch__\.torch\.classes\.(\w+)\.(\w+)")
+
+_SOURCE = re.compile(r"[^/]+/code/(.*)\.py")
+_PICKLES = ("data.pkl", "constants.pkl")
+
+# What torch writes into the wrapper of what a backend has made of a module.
+_LOWERED = frozenset(("__processed_module", "__backend"))
+
+
+@dataclass
+class Definition:
+    """A class of an archive."""
+
+    methods: set[str] = field(default_factory=set)
+    attributes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def lowered(self) -> bool:
+        """Whether it stands for a module that was lowered to a backend."""
+        return self.attributes.keys() >= _LOWERED
+
+
+@dataclass
+class Contents:
+    """What an archive defines and holds.
+
+    Attributes:
+        classes: by their qualified names.
+        cpp_classes: classes of C++ that the archive needs, backends among them, as (namespace, name).
+        locations: devices that its tensors were on.
+        states: of each class with objects in the archive, whether their states are something else than a dict.
+    """
+
+    classes: dict[str, Definition] = field(default_factory=dict)
+    functions: set[str] = field(default_factory=set)
+    cpp_classes: set[tuple[str, str]] = field(default_factory=set)
+    locations: set[str] = field(default_factory=set)
+    states: dict[str, bool] = field(default_factory=dict)
+
+
+def scan(data: bytes) -> Contents:
+    """Look through an archive.
+
+    Raises:
+        DecodeError: it is malformed; or it defines a class or a function twice, or lacks a ``__setstate__`` that the
+            state of one of its objects needs.
+    """
+    contents = Contents()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _read(archive, contents)
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise DecodeError(f"the TorchScript archive is malformed: {type(error).__name__}: {error}") from error
+    _check_states(contents)
+    return contents
+
+
+def _read(archive: zipfile.ZipFile, contents: Contents) -> None:
+    names = archive.namelist()
+    if len(set(names)) != len(names):
+        raise DecodeError("the TorchScript archive holds a file twice")
+    for name in names:
+        source = _SOURCE.fullmatch(name)
+        if source is not None:
+            _read_source(source[1].replace("/", "."), archive.read(name).decode(), contents)
+    for name in names:
+        if name.partition("/")[2] in _PICKLES:
+            _Reader(archive.read(name), contents).load()
+
+
+def _read_source(namespace: str, text: str, contents: Contents) -> None:
+    prefix = f"{namespace}." if namespace else ""
+    inside: Definition | None = None
+    contents.cpp_classes.update(_CPP_CLASS.findall(text))
+    for line in text.splitlines():
+        if not line or line.startswith("   "):
+            continue
+        if not line.startswith(" "):
+            inside = None
+            defined = _CLASS.match(line)
+            function = None if defined else _FUNCTION.match(line)
+            name = prefix + (defined or function)[1] if defined or function else ""  # type: ignore[index]
+            if name and (name in contents.classes or name in contents.functions):
+                raise DecodeError(f"the TorchScript archive defines {name} twice: one of them would replace the other")
+            if defined:
+                inside = contents.classes[name] = Definition()
+            elif function:
+                contents.functions.add(name)
+        elif inside is not None:
+            _read_member(inside, line)
+
+
+def _read_member(definition: Definition, line: str) -> None:
+    method = _METHOD.match(line)
+    if method is not None:
+        if method[1] in definition.methods:
+            raise DecodeError(f"the TorchScript archive defines a method {method[1]} twice in one class")
+        definition.methods.add(method[1])
+        return
+    attribute = _ATTRIBUTE.match(line)
+    if attribute is not None:
+        definition.attributes[attribute[1] or attribute[2]] = attribute[3]
+
+
+def _check_states(contents: Contents) -> None:
+    for name, definition in contents.classes.items():
+        needed = definition.lowered or "__getstate__" in definition.methods
+        if needed and "__setstate__" not in definition.methods:
+            kind = "lowered module" if definition.lowered else "class"
+            raise DecodeError(
+                f"the TorchScript archive has no __setstate__ for the {kind} {name}: it was lost on the way"
+            )
+        if definition.lowered and "__getstate__" not in definition.methods:
+            raise DecodeError(f"the TorchScript archive has no __getstate__ for the lowered module {name}")
+    for name, special in contents.states.items():
+        found = contents.classes.get(name)
+        if found is None:
+            if not _CPP_CLASS.fullmatch(name):
+                raise DecodeError(f"the TorchScript archive holds an object of {name}, which it does not define")
+        elif special and "__setstate__" not in found.methods:
+            raise DecodeError(
+                f"the TorchScript archive holds an object of {name} whose state needs a __setstate__, and there is none"
+            )
+
+
+# -- the pickles of an archive -----------------------------------------------------------------------------------------
+
+
+class _Anything:
+    """In place of every function that a pickle of an archive names: it takes anything and does nothing."""
+
+    def __new__(cls, *args: Any) -> Any:
+        return object.__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _Reader(pickle.Unpickler):
+    """Reads a pickle of an archive; nothing that it names is imported."""
+
+    def __init__(self, data: bytes, contents: Contents) -> None:
+        super().__init__(io.BytesIO(data))
+        self._contents = contents
+        self._stand_ins: dict[str, type] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "collections" and name == "OrderedDict":
+            return dict
+        full = f"{module}.{name}"
+        if full not in self._stand_ins:
+            defined = full in self._contents.classes or module.startswith("__torch__")
+            self._stand_ins[full] = _stand_in(full, self._contents) if defined else _Anything
+        return self._stand_ins[full]
+
+    def persistent_load(self, pid: Any) -> Any:
+        # ("storage", type, key, location, number of elements)
+        if isinstance(pid, tuple) and len(pid) > 3 and isinstance(pid[3], str):
+            self._contents.locations.add(pid[3])
+
+
+def _stand_in(name: str, contents: Contents) -> type:
+    contents.states.setdefault(name, False)
+
+    def set_state(self: Any, state: Any) -> None:
+        if type(state) is not dict:
+            contents.states[name] = True
+
+    return type("_StandIn", (_Anything,), {"__setstate__": set_state})
+
+
+# -- what an archive needs ---------------------------------------------------------------------------------------------
+
+
+def backends(contents: Contents) -> list[str]:
+    """The backends that modules of an archive were lowered to."""
+    return sorted(name for namespace, name in contents.cpp_classes if namespace == NAMESPACE)

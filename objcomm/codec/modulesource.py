@@ -1,0 +1,231 @@
+"""The source of Python modules as it was when they were imported, and what tells two versions of a module apart.
+
+The file of a module may have been written anew since. What is read from it counts only if all functions that the module
+has now are exactly those that the file would give; for a source that is to be sent, its literals must match as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import linecache
+import os
+import site
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from . import classes
+
+_MAIN = ("__main__", "__mp_main__")
+_KEPT = "__objcomm_source__"
+
+Namespace = dict[str, Any]
+
+# The namespaces of classes whose modules are not in sys.modules.
+homes: WeakKeyDictionary[type, Namespace] = WeakKeyDictionary()
+
+
+class _Kept(NamedTuple):
+    """What is known of the source of a namespace, kept in it. Another spec means that the module was loaded again."""
+
+    spec: Any
+    text: str | None = None
+    version: str | None = None
+
+
+def _kept(namespace: Namespace) -> _Kept | None:
+    kept = namespace.get(_KEPT)
+    return kept if isinstance(kept, _Kept) and kept.spec is namespace.get("__spec__") else None
+
+
+def remember(namespace: Namespace, text: str) -> None:
+    """Take this for the source of a module; the module is as it was made from it."""
+    namespace[_KEPT] = _Kept(namespace.get("__spec__"), text)
+
+
+def namespace_of(obj: Any) -> Namespace | None:
+    """The namespace of the module that a class or function was defined in, whatever is called like that module now."""
+    if isinstance(obj, types.FunctionType):
+        return obj.__globals__
+    if obj in homes:
+        return homes[obj]
+    name = classes.name_of(obj)[0]
+    for function in functions_in(classes.dict_of(obj)):
+        if function.__globals__.get("__name__") == name:
+            return function.__globals__
+    module = sys.modules.get(name)
+    return vars(module) if isinstance(module, types.ModuleType) and classes.resolves(obj) else None
+
+
+def functions_in(members: Any) -> Iterator[types.FunctionType]:
+    """The functions among the members of a class or a module, taken out of what decorates them."""
+    for member in list(members.values()):
+        parts: list[Any] = [member.fget, member.fset, member.fdel] if type(member) is property else [member]
+        for part in parts:
+            if isinstance(part, (staticmethod, classmethod)):
+                part = part.__func__
+            while type(part) is types.FunctionType:
+                yield part
+                part = vars(part).get("__wrapped__")
+
+
+def classes_of(namespace: Namespace) -> Iterator[type]:
+    """The classes that a module defines, those inside of others too."""
+    name = namespace.get("__name__")
+    todo = [member for member in list(namespace.values()) if isinstance(member, type)]
+    seen: set[int] = set()
+    while todo:
+        cls = todo.pop()
+        if id(cls) not in seen and classes.name_of(cls)[0] == name:
+            seen.add(id(cls))
+            yield cls
+            todo += (member for member in list(classes.dict_of(cls).values()) if isinstance(member, type))
+
+
+# -- source ------------------------------------------------------------------------------------------------------------
+
+
+def source_of(namespace: Namespace) -> str | None:
+    """The source of a module as it was at import, or None if that is not certain."""
+    kept = _kept(namespace)
+    if kept is not None and kept.text is not None:
+        return kept.text
+    text = read(namespace)
+    if text is None or not _has_functions(namespace, text) or not _has_literals(ast.parse(text).body, namespace):
+        return None
+    remember(namespace, text)
+    return text
+
+
+def read(namespace: Namespace) -> str | None:
+    """What the file of a module holds now."""
+    name, file = namespace.get("__name__"), namespace.get("__file__")
+    loader = namespace.get("__loader__")
+    try:
+        text = loader.get_source(name) if loader is not None else None
+    except Exception:
+        text = None
+    if text is None and isinstance(file, str):
+        linecache.checkcache(file)
+        text = "".join(linecache.getlines(file)) or None
+    return text if isinstance(text, str) else None
+
+
+def _has_functions(namespace: Namespace, text: str) -> bool:
+    """Whether the functions that a module has now, and it has some, are all in a source."""
+    file = str(namespace.get("__file__"))
+    try:
+        possible = set(_codes_in(compile(text, file, "exec", dont_inherit=True)))
+    except (SyntaxError, ValueError):
+        return False
+    live = {code for code in _live(namespace) if code.co_filename == file}
+    return bool(live) and live <= possible
+
+
+def _live(namespace: Namespace) -> Iterator[types.CodeType]:
+    places = [namespace, *map(classes.dict_of, classes_of(namespace))]
+    for place in places:
+        for function in functions_in(place):
+            if function.__globals__ is namespace:
+                yield function.__code__
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes_in(constant)
+
+
+def _has_literals(body: list[ast.stmt], members: Any) -> bool:
+    """Whether the names that are assigned literals, in a module or its classes, still have these values."""
+    last: dict[str, ast.expr] = {}
+    for statement in body:
+        if isinstance(statement, ast.ClassDef):
+            cls = members.get(statement.name)
+            if isinstance(cls, type) and not _has_literals(statement.body, classes.dict_of(cls)):
+                return False
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            last.update({target.id: statement.value for target in targets if isinstance(target, ast.Name)})
+    for name, expression in last.items():
+        if isinstance(expression, ast.Constant) and name in members:
+            value = members[name]
+            if type(value) is type(expression.value) and repr(value) != repr(expression.value):
+                return False
+    return True
+
+
+# -- telling versions apart --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """Folders of an installation: it is the business of who made that to make it alike on all ranks."""
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.path.dirname(__file__))]
+    return tuple({os.path.realpath(folder) + os.sep for folder in folders if folder})
+
+
+def is_ours(namespace: Namespace) -> bool:
+    """Whether a module is a program's own: from a file that is not installed, and not the main module."""
+    file = namespace.get("__file__")
+    if not isinstance(file, str) or namespace.get("__name__") in _MAIN:
+        return False
+    return not os.path.realpath(file).startswith(_installed())
+
+
+def _is_dynamic(namespace: Namespace) -> bool:
+    """Whether a program has made a module without a file."""
+    no_file = namespace.get("__file__") is None and namespace.get("__spec__") is None
+    return no_file and namespace.get("__name__") not in _MAIN
+
+
+def version_of(namespace: Namespace) -> str:
+    """What is the same for modules of the same code, whatever their comments; nothing if that is not certain.
+
+    It is of a program's own modules alone, and starts with the version of the interpreter: others make other code.
+    """
+    kept = _kept(namespace)
+    if kept is None or kept.version is None:
+        text = None if kept is None else kept.text
+        version = _find_version(namespace, text)
+        kept = namespace[_KEPT] = _Kept(namespace.get("__spec__"), text, version)
+    return kept.version or ""
+
+
+def _find_version(namespace: Namespace, text: str | None) -> str:
+    if _is_dynamic(namespace):
+        codes = sorted(map(_describe, _live(namespace)))
+        return _digest("live", codes) if codes else ""
+    if not is_ours(namespace):
+        return ""
+    if text is None:
+        text = read(namespace)
+        if text is None or not _has_functions(namespace, text):
+            return ""
+    return _digest("source", map(_describe, _codes_in(compile(text, "", "exec", dont_inherit=True))))
+
+
+def _digest(kind: str, described: Any) -> str:
+    total = hashlib.sha256("\n".join(described).encode("utf-8", "surrogatepass"))
+    return f"{sys.implementation.cache_tag} {kind}:{total.hexdigest()[:20]}"
+
+
+def _describe(code: types.CodeType) -> str:
+    constants = [_constant(each) for each in code.co_consts if not isinstance(each, types.CodeType)]
+    arguments = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    return repr((code.co_code, constants, arguments, names))
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, (tuple, frozenset)):
+        items = [_constant(item) for item in value]
+        return f"{type(value).__name__}({', '.join(sorted(items) if isinstance(value, frozenset) else items)})"
+    return repr(value)
