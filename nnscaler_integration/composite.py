@@ -21,6 +21,7 @@ from .selection import Marked, Selected, fingerprint, instance_name, select
 from .state import status
 from .ties import keep_once, tied_places
 
+_FINGERPRINT = "nnscaler_integration.submodule"
 _SET_HERE = ("instance_name", "load_module", "module_fn")
 
 
@@ -74,6 +75,8 @@ def parallelize_submodules(
     """
     if not status().installed:
         raise RuntimeError("nnscaler_integration.install() comes first")
+    if not dist.is_initialized():
+        raise RuntimeError("torch.distributed.init_process_group() comes first: every rank loads its own part")
     given = sorted(set(options).intersection(_SET_HERE))
     if given:
         raise ValueError(f"{', '.join(given)}: parallelize_submodules sets that itself")
@@ -134,7 +137,7 @@ class _Task:
             raise ValueError(f"{place}: {type(module).__qualname__}.forward takes no {', '.join(unknown)}")
         if config.use_end2end:
             raise ValueError(f"{place}: use_end2end is for whole models, and {place} is a part of one")
-        user_config = {**config.user_config, "submodule": fingerprint(module, arguments, policy)}
+        user_config = {**config.user_config, _FINGERPRINT: fingerprint(module, arguments, policy)}
         return cls(
             selected,
             instance_name(model_name, place),

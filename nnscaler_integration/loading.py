@@ -11,13 +11,15 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 CLASS = "GenModel"
+_NAMESPACE = "_parallel_modules"
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,24 @@ class Code:
 
 
 class _Loader(SourceFileLoader):
-    """Loads a source that was read already, past the cache of bytecode, which may belong to an older file."""
+    """Loads a source that was read already, past the cache of bytecode, which may belong to an older file.
+
+    The class is held under a name that tells its code, too. nnScaler replaces its qualified name by that of the
+    original class, under which the module holds nothing; under this one, a reference finds this code or nothing, on
+    whatever rank and from whatever folder.
+    """
 
     def __init__(self, code: Code, source: bytes) -> None:
         super().__init__(code.name, code.path)
         self.code = code
         self._source = source
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        cls = getattr(module, CLASS, None)
+        if cls is not None:
+            cls.__qualname__ = reference(self.code)
+            setattr(module, cls.__qualname__, cls)
 
     def get_code(self, fullname: str) -> Any:
         return compile(self._source, self.path, "exec", dont_inherit=True)
@@ -60,11 +74,31 @@ def read(name: str, path: Path) -> tuple[Code, bytes]:
 
 
 def code_of(module: ModuleType) -> Code:
-    """What a loaded module was made of: as it was when it was loaded, if it was loaded here."""
+    """What a loaded module was made of.
+
+    Raises:
+        RuntimeError: it was loaded by Python's own import, and its file is another one since.
+    """
     loader = module.__loader__
     if isinstance(loader, _Loader):
         return loader.code
-    return read(module.__name__, Path(str(module.__file__)))[0]
+    path = Path(str(module.__file__))
+    code, source = read(module.__name__, path) if path.is_file() else (None, b"")
+    if code is None or not _functions_of(module) <= _compiled(compile(source, str(path), "exec", dont_inherit=True)):
+        raise RuntimeError(f"{path}, loaded as {module.__name__}, was changed since: load it in a new process")
+    return code
+
+
+def _functions_of(module: ModuleType) -> set[CodeType]:
+    """The code of the functions of a module and its generated class."""
+    members = [*vars(module).values(), *vars(getattr(module, CLASS, object)).values()]
+    functions = [member for member in members if isinstance(member, FunctionType)]
+    return {function.__code__ for function in functions if function.__globals__ is vars(module)}
+
+
+def _compiled(code: CodeType) -> set[CodeType]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {code}.union(*map(_compiled, inner))
 
 
 def refuse_other(name: str, path: Path) -> None:
@@ -103,14 +137,11 @@ def load(name: str, path: Path) -> ModuleType:
     importlib.invalidate_caches()
     above, _, last = name.rpartition(".")
     parent = importlib.import_module(above)
-    code, source = read(name, path)
-    loader = _Loader(code, source)
-    spec = importlib.util.spec_from_file_location(name, code.path, loader=loader)
-    assert spec is not None
+    spec = _spec(*read(name, path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        loader.exec_module(module)
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
     except BaseException:
         del sys.modules[name]
         raise
@@ -118,12 +149,32 @@ def load(name: str, path: Path) -> ModuleType:
     return module
 
 
-def give_name(cls: type) -> None:
-    """Let the module hold its class under the class's qualified name, which tells the code too.
+class Finder:
+    """Lets Python's own import, as of a pickle, load generated code as it is loaded here."""
 
-    nnScaler replaces the name ``GenModel`` by that of the original class, under which the module holds nothing. With
-    the digest in it, a reference to the class finds this code or nothing, on whatever rank and from whatever folder.
-    """
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        last = name.rpartition(".")[2]
+        if name.startswith(f"{_NAMESPACE}.") and last.startswith("gencode"):
+            for folder in path or ():
+                file = Path(folder) / f"{last}.py"
+                if file.is_file():
+                    return _spec(*read(name, file))
+        return None
+
+
+def _spec(code: Code, source: bytes) -> ModuleSpec:
+    spec = importlib.util.spec_from_file_location(code.name, code.path, loader=_Loader(code, source))
+    assert spec is not None
+    return spec
+
+
+def reference(code: Code) -> str:
+    """The qualified name of the class of that code."""
+    return f"{CLASS}_{code.digest[:12]}"
+
+
+def give_reference(cls: type) -> None:
+    """Give a class, which nnScaler has renamed, the qualified name under which its module holds it."""
     module = sys.modules[cls.__module__]
-    cls.__qualname__ = f"{cls.__name__}_{code_of(module).digest[:12]}"
+    cls.__qualname__ = reference(code_of(module))
     setattr(module, cls.__qualname__, cls)

@@ -73,7 +73,7 @@ def adopt(cls: Any, original: type | None, names: tuple[str, str, str]) -> None:
     cls._original = names
     cls.__reduce_ex__ = _reduce
     cls.__setstate__ = _set_state
-    loading.give_name(cls)
+    loading.give_reference(cls)
 
 
 def _reduce(module: Any, protocol: Any) -> tuple[Any, ...]:

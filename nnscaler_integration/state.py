@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import loading
 from .anchors import TESTED_VERSIONS, anchors_of, differences
 from .patching import Patch, Patches
 
@@ -169,6 +170,9 @@ def _install(version: str) -> None:
     _state.patches.apply(todo)
     if repair:
         _state.undo.append(compat.drop_pybind_leaves())
+    finder = loading.Finder()
+    sys.meta_path.insert(0, finder)
+    _state.undo.append(lambda: sys.meta_path.remove(finder))
     _state.compat = repair
     _state.installed = True
 

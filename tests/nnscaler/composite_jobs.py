@@ -345,3 +345,54 @@ def look_at_saved(rank: int, folder: str) -> tuple[list[str], str]:
         except RuntimeError as error:
             said.append(str(error))
     return sorted(merged), " / ".join(said)
+
+
+def objects(rank: int, folder: str) -> str:
+    """Objects move between the devices of each of two parts. Returns this rank's code of one."""
+    import sys
+
+    from nnscaler import ComputeConfig, build_optimizer
+
+    from . import composite_models, jobs, policies
+
+    x, content = jobs.sample(3)
+    with installed():
+        models = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            models.append(composite_models.Contexts())
+        single, model = models
+        for part in (model.first, model.second):
+            nnscaler_integration.mark(part, dummy_forward_args={"x": x, "content": content})
+        nnscaler_integration.parallelize_submodules(
+            model,
+            pas_policy=policies.Flat(single=("make_pieces",)),
+            compute_config=ComputeConfig(2, 2, trace_strategy="cpu"),
+            gen_savedir=folder,
+            name=name_of(folder),
+        )
+        optimizers = [torch.optim.SGD(single.parameters(), lr=0.1), build_optimizer(model, torch.optim.SGD, lr=0.1)]
+        for number in range(3):
+            x, content = jobs.sample(number)
+            losses = [single(x, content), model(x, content)]
+            torch.testing.assert_close(losses[1], losses[0])
+            for loss, optimizer in zip(losses, optimizers, strict=True):
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            compare_tensors(model, single)
+        return Path(str(sys.modules[type(model.first).__module__].__file__)).read_text()
+
+
+def frozen(rank: int, folder: str) -> int:
+    """What needs no gradient stays as it is."""
+    case = Composed(optimizer="SGD")
+    with installed():
+        model, single = original(case), original(case)
+        for one in (model, single):
+            one.first.up.weight.requires_grad_(False)
+            one.second.eval()
+        compose(case, folder, model=model)
+        assert not model.second.training and model.first.training
+        train(case, model, single, 2)
+        return compare_tensors(model, single)

@@ -12,6 +12,8 @@ from nnscaler.ir.operator import IRFwOperation
 from nnscaler.policies import auto_multiref
 from torch import Tensor, nn
 
+from .models import add_pieces, make_pieces
+
 WIDTH = 4
 
 
@@ -101,6 +103,30 @@ class Split(Replicated):
         if count > 1 and isinstance(node, IRDimops) and node.name == "linear":
             return graph.partition(node, node.algorithm("dim"), idx=1, dim=0, num=count)
         return super()._spread(graph, node, count)
+
+
+class WithContext(nn.Module):
+    """It is given a nested dict, and makes an object of it on one device that another uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, content: Any) -> Any:
+        made = make_pieces(x, content)
+        return add_pieces(self.linear(x), made) + content["content"]["bias"]
+
+
+class Contexts(nn.Module):
+    """Two submodules that objects move in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = WithContext()
+        self.second = WithContext()
+
+    def forward(self, x: Tensor, content: Any) -> Any:
+        return self.second(self.first(x, content), content).sum()
 
 
 class Nested:

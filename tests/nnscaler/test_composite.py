@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from . import code
 from .composite_jobs import Composed
 from .pool import Pool
 
@@ -39,6 +40,16 @@ def test_it_trains_as_the_model_in_one_process(
         for place, text in found.items():
             assert f"/{tmp_path.name}/{place.replace('.', '/')}/gencode{rank}.py" in text
         assert len(set(found.values())) == len(parts)
+
+
+def test_objects_move_inside_the_parts(pool: Pool, tmp_path: Path) -> None:
+    for source in pool.run("tests.nnscaler.composite_jobs:objects", 2, str(tmp_path)):
+        assert code.transfers(source)
+        assert "nnscaler_integration" not in code.imports(source)
+
+
+def test_what_is_frozen_stays(pool: Pool, tmp_path: Path) -> None:
+    assert min(pool.run("tests.nnscaler.composite_jobs:frozen", 2, str(tmp_path))) > 4
 
 
 def test_random_numbers_are_drawn_alike_afterwards(pool: Pool, tmp_path: Path) -> None:
