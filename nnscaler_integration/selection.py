@@ -188,7 +188,9 @@ def _contents(value: Any) -> Iterator[Any]:
 def instance_name(model_name: str, place: str) -> str:
     r"""The name of a parallelized submodule: that of the model and its qualified name there.
 
-    Dots stay, since nnScaler makes folders of them; all else that no Python name has is written by its number.
+    The qualified name of an instance is unique where that of its class is not (the open end of PyTorch's pull request
+    59921, which named lowered modules after their classes). Dots stay, since nnScaler makes folders of them; all else
+    that no Python name has is written by its number.
 
     >>> instance_name("Model", "encoder.layers.0")
     'Model.encoder.layers.0'

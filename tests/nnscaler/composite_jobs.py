@@ -244,6 +244,7 @@ def save(rank: int, case: Composed, folder: str) -> None:
         one, other = train(case, model, single, 2)
         torch.save((model.state_dict(), other.state_dict()), Path(folder) / f"state{rank}.pt")
         torch.save(model, Path(folder) / f"model{rank}.pt")
+        (Path(folder) / f"class{rank}.pickle").write_bytes(pickle.dumps(type(model.first)))
         if rank == 0:
             torch.save((single.state_dict(), one.state_dict()), Path(folder) / "single.pt")
     dist.barrier()
@@ -322,20 +323,27 @@ def load_saved(rank: int, case: Composed, folder: str) -> int:
         single = original(case)
         single.load_state_dict(torch.load(Path(folder) / "single.pt")[0])
         count = compare_tensors(model, single)
+        assert pickle.loads((Path(folder) / f"class{rank}.pickle").read_bytes()) is type(model.first)
         train(case, model, single, 2, first=7)
         return count
 
 
-def look_at_saved(rank: int, folder: str) -> tuple[list[str], str]:
+def look_at_saved(rank: int, folder: str) -> tuple[list[str], str, str]:
     """On one rank: what two ranks saved can be read and merged, and does not run."""
+    import sys
+
     import nnscaler
 
+    with installed():
+        sys.path.append(folder)
+        kind = pickle.loads((Path(folder) / "class1.pickle").read_bytes())
     models = [torch.load(Path(folder) / f"model{number}.pt", weights_only=False) for number in range(2)]
     merged, _ = nnscaler.merge_state_dicts([model.state_dict() for model in models])
     single = torch.load(Path(folder) / "single.pt")[0]
     for name, value in single.items():
         torch.testing.assert_close(merged[name], value, rtol=1e-5, atol=1e-6)
     again = copy.deepcopy(pickle.loads(pickle.dumps(models[1])))
+    assert type(again.first) is kind
     for (name, value), (other, expected) in zip(again.named_parameters(), models[1].named_parameters(), strict=True):
         assert name == other and torch.equal(value, expected)
     said = []
@@ -344,7 +352,7 @@ def look_at_saved(rank: int, folder: str) -> tuple[list[str], str]:
             call(torch.zeros(2, 4))
         except RuntimeError as error:
             said.append(str(error))
-    return sorted(merged), " / ".join(said)
+    return sorted(merged), " / ".join(said), kind.__module__
 
 
 def objects(rank: int, folder: str) -> str:
