@@ -244,7 +244,8 @@ def save(rank: int, case: Composed, folder: str) -> None:
         one, other = train(case, model, single, 2)
         torch.save((model.state_dict(), other.state_dict()), Path(folder) / f"state{rank}.pt")
         torch.save(model, Path(folder) / f"model{rank}.pt")
-        (Path(folder) / f"class{rank}.pickle").write_bytes(pickle.dumps(type(model.first)))
+        part = next(iter(parallel_modules(model).values()))
+        (Path(folder) / f"class{rank}.pickle").write_bytes(pickle.dumps(type(part)))
         if rank == 0:
             torch.save((single.state_dict(), one.state_dict()), Path(folder) / "single.pt")
     dist.barrier()
