@@ -42,6 +42,14 @@ def test_it_trains_as_the_model_in_one_process(
         assert len(set(found.values())) == len(parts)
 
 
+def test_sharded_parameters_have_the_weights_of_this_run(pool: Pool, version: str, tmp_path: Path) -> None:
+    case = replace(TWO, plan=1, config={"use_zero": 3 if version == "0.9" else True})
+    pool.run("tests.nnscaler.composite_jobs:run", 2, case, str(tmp_path))
+    pool.close()
+    pool.run("tests.nnscaler.composite_jobs:run", 2, replace(case, seed=3), str(tmp_path))
+    pool.run("tests.nnscaler.composite_jobs:copies", 2, replace(case, seed=3), str(tmp_path))
+
+
 def test_objects_move_inside_the_parts(pool: Pool, tmp_path: Path) -> None:
     for source in pool.run("tests.nnscaler.composite_jobs:objects", 2, str(tmp_path)):
         assert code.transfers(source)
