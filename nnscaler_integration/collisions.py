@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -79,6 +81,19 @@ def before_generating(namespace: str, folder: Path) -> None:
         loading.refuse_other(name, folder / f"{name.rpartition('.')[2]}.py")
 
 
+_weights_follow: ContextVar[bool] = ContextVar("_weights_follow", default=False)
+
+
+@contextmanager
+def weights_follow() -> Iterator[None]:
+    """The caller gives what is loaded meanwhile its weights: those that were stored with the code do not matter."""
+    token = _weights_follow.set(True)
+    try:
+        yield
+    finally:
+        _weights_follow.reset(token)
+
+
 def before_loading_again(namespace: str, folder: Path, module: Any) -> None:
     """Raise if the code is loaded already and what was stored with it are not the weights of the module.
 
@@ -88,7 +103,7 @@ def before_loading_again(namespace: str, folder: Path, module: Any) -> None:
         module: the module or class that is parallelized, nothing is checked for a class.
     """
     names = _loaded_names(namespace)
-    if not names or not isinstance(module, torch.nn.Module):
+    if not names or not isinstance(module, torch.nn.Module) or _weights_follow.get():
         return
     different = weights.differing(folder, module)
     if different:

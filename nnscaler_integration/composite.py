@@ -54,7 +54,7 @@ def parallelize_submodules(
         gen_savedir: as for ``nnscaler.parallelize``, for all submodules.
         reuse: the same.
         name: what the instance names begin with; the name of the model's class if not given. Two models of one class
-            in one process need two.
+            that are cut in different ways need two.
         options: further arguments of ``nnscaler.parallelize``, for all submodules.
 
     Raises:
@@ -165,11 +165,13 @@ class _Task:
         builds = bool(options.get("build_module_buckets", True))
         if tensors is not None and self._knows("build_module_buckets"):
             options["build_module_buckets"] = False  # what is sharded is sharded when it has its values
-        module = self._parallelize("match", options)
-        if tensors is not None:
-            weights.fill(module, tensors)
-            if builds and self._knows("build_module_buckets"):
-                module.build_buckets()
+        if tensors is None:
+            return self._parallelize("match", options)
+        with importlib.import_module("nnscaler_integration.collisions").weights_follow():
+            module = self._parallelize("match", options)
+        weights.fill(module, tensors)
+        if builds and self._knows("build_module_buckets"):
+            module.build_buckets()
         return module
 
     def _parallelize(self, reuse: Any, options: Mapping[str, Any]) -> Any:

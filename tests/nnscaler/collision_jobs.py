@@ -186,21 +186,39 @@ def stale_folder(rank: int, folder: str, source: str, seed: int, reuse: str) -> 
 
 
 def same_names_twice(rank: int, folder: str) -> str:
-    """Two models of one class in one process; the second needs a name of its own."""
-    case = composite_jobs.Composed()
+    """Two models of one class in one process share the code, not the weights; what is cut in another way has none."""
+    case, other = composite_jobs.Composed(), composite_jobs.Composed(seed=1)
     with installed():
         one = composite_jobs.compose(case, folder)
-        other = composite_jobs.Composed(seed=1)
-        try:
-            composite_jobs.compose(other, folder)
-        except RuntimeError as error:
-            said = f"{error} / {error.__cause__ and error.__cause__.__cause__}"
-        else:
-            return "nothing"
-        again = composite_jobs.compose(other, folder, name=f"{name_of(folder)}_2")
+        again = composite_jobs.compose(other, folder)
+        assert type(one.first) is type(again.first)
         composite_jobs.compare_tensors(one, composite_jobs.original(case))
-        composite_jobs.compare_tensors(again, composite_jobs.original(other))
-    return said
+        composite_jobs.train(other, again, composite_jobs.original(other), 2)
+        composite_jobs.compare_tensors(one, composite_jobs.original(case))
+        try:
+            composite_jobs.compose(composite_jobs.Composed(policy="Replicated"), folder, reuse="moo")
+        except RuntimeError as error:
+            return f"{error} / {error.__cause__ and error.__cause__.__cause__}"
+    return "nothing"
+
+
+def loaded_by_a_tool(rank: int, folder: str) -> str:
+    """What loads generated code by itself."""
+    from nnscaler.parallel import _load_parallel_module_class
+
+    from . import composite_models
+
+    name = name_of(folder)
+    with installed():
+        for place in ("a", "b"):
+            parallelized(valued(1.0), f"{folder}/{place}", instance_name=name, load_module=False)
+        _load_parallel_module_class(composite_models.Other, gen_savedir=f"{folder}/a", instance_name=name, rank=0)
+        _load_parallel_module_class(composite_models.Other, gen_savedir=f"{folder}/a", instance_name=name, rank=0)
+        try:
+            _load_parallel_module_class(composite_models.Other, gen_savedir=f"{folder}/b", instance_name=name, rank=0)
+        except RuntimeError as error:
+            return str(error)
+    return "nothing"
 
 
 def refused(rank: int, folder: str, what: str) -> str:

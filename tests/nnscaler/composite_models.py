@@ -38,6 +38,25 @@ class Other(nn.Module):
         return torch.sigmoid(self.linear(x))
 
 
+class Dropping(nn.Module):
+    """Draws random numbers, also while it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.dropout(self.linear(x))
+
+
+class Random(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Dropping()
+        self.second = Dropping()
+
+
 class Two(nn.Module):
     """Two submodules of one class, and a head that stays as it is."""
 

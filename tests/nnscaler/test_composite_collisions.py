@@ -110,7 +110,13 @@ def test_a_folder_of_an_earlier_run(pool: Pool, tmp_path: Path) -> None:
 def test_two_models_of_one_class(pool: Pool, tmp_path: Path) -> None:
     found = pool.run(f"{JOBS}:same_names_twice", 2, str(tmp_path))
     assert "parallelizing first failed" in found[0] and "parallelizing first failed" in found[1]
-    assert "with the weights of another Block" in found[0]
+    assert "is already loaded. You can not override a loaded module" in found[0]
+
+
+def test_code_that_a_tool_loads(pool: Pool, tmp_path: Path) -> None:
+    (found,) = pool.run(f"{JOBS}:loaded_by_a_tool", 1, str(tmp_path))
+    assert "is loaded under that name in this process already" in found
+    assert f"{tmp_path}/a/_parallel_modules" in found and f"{tmp_path}/b/_parallel_modules" in found
 
 
 @pytest.mark.parametrize(
