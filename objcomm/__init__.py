@@ -1,5 +1,6 @@
 """objcomm moves Python objects of unknown size between the ranks of a PyTorch job."""
 
+from .codec.generated import register_generated
 from .collectives import broadcast_object
 from .config import configure, settings
 from .errors import (
@@ -39,6 +40,7 @@ __all__ = [
     "isend_object",
     "move_object",
     "recv_object",
+    "register_generated",
     "send_object",
     "settings",
     "stats",

@@ -12,7 +12,7 @@ import pickle
 import re
 import zipfile
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import DecodeError
 from .backends import NAMESPACE
@@ -25,6 +25,8 @@ _ATTRIBUTE = re.compile(r'  (?:(\w+)|__annotations__\["([^"]+)"\]) (?::|=) (.+)'
 _CPP_CLASS = re.compile(r"__torch__\.torch\.classes\.(\w+)\.(\w+)")
 
 _SOURCE = re.compile(r"[^/]+/code/(.*)\.py")
+# Whose functions the pickles name; whatever else they name is a class of the archive.
+_HELPERS = ("torch", "torch._utils", "torch.jit._pickle", "torch.serialization")
 _PICKLES = ("data.pkl", "constants.pkl")
 
 # What torch writes into the wrapper of what a backend has made of a module.
@@ -91,7 +93,7 @@ def _read(archive: zipfile.ZipFile, contents: Contents) -> None:
             _read_source(source[1].replace("/", "."), archive.read(name).decode(), contents)
     for name in names:
         if name.partition("/")[2] in _PICKLES:
-            _Reader(archive.read(name), contents).load()
+            _read_pickle(archive.read(name), contents)
 
 
 def _read_source(namespace: str, text: str, contents: Contents) -> None:
@@ -152,6 +154,9 @@ def _check_states(contents: Contents) -> None:
 # -- the pickles of an archive -----------------------------------------------------------------------------------------
 
 
+_unpickler: Any = pickle._Unpickler
+
+
 class _Anything:
     """In place of every function that a pickle of an archive names: it takes anything and does nothing."""
 
@@ -162,11 +167,11 @@ class _Anything:
         pass
 
 
-class _Reader(pickle.Unpickler):
-    """Reads a pickle of an archive; nothing that it names is imported."""
+class _Names:
+    """What a reader of a pickle of an archive takes names for; nothing is imported."""
 
     def __init__(self, data: bytes, contents: Contents) -> None:
-        super().__init__(io.BytesIO(data))
+        super().__init__(io.BytesIO(data))  # type: ignore[call-arg]
         self._contents = contents
         self._stand_ins: dict[str, type] = {}
 
@@ -175,14 +180,37 @@ class _Reader(pickle.Unpickler):
             return dict
         full = f"{module}.{name}"
         if full not in self._stand_ins:
-            defined = full in self._contents.classes or module.startswith("__torch__")
-            self._stand_ins[full] = _stand_in(full, self._contents) if defined else _Anything
+            self._stand_ins[full] = _Anything if module in _HELPERS else _stand_in(full, self._contents)
         return self._stand_ins[full]
 
     def persistent_load(self, pid: Any) -> Any:
         # ("storage", type, key, location, number of elements)
         if isinstance(pid, tuple) and len(pid) > 3 and isinstance(pid[3], str):
             self._contents.locations.add(pid[3])
+
+
+class _Reader(_Names, pickle.Unpickler):
+    pass
+
+
+class _DialectReader(_Names, _unpickler):  # type: ignore[misc]
+    """torch writes members of enums as a call of the class with a value where pickle wants a tuple of values."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(_unpickler.dispatch)
+
+    def load_reduce(self) -> None:
+        arguments = self.stack.pop()
+        function = self.stack[-1]
+        self.stack[-1] = function(*arguments) if isinstance(arguments, tuple) else function(arguments)
+
+    dispatch[pickle.REDUCE[0]] = load_reduce
+
+
+def _read_pickle(data: bytes, contents: Contents) -> None:
+    try:
+        _Reader(data, contents).load()
+    except TypeError:
+        _DialectReader(data, contents).load()
 
 
 def _stand_in(name: str, contents: Contents) -> type:

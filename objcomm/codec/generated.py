@@ -16,11 +16,11 @@ import os
 import sys
 import threading
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import DecodeError, EncodeError, UsageError
 from . import classes, modulesource
-from .modulesource import Namespace
+from .modulesource import Namespace, module_name, qualname
 from .path import reason
 
 MARK = "__objcomm_generated__"
@@ -74,16 +74,17 @@ def owns(obj: Any) -> bool:
 
 def _home(obj: Any) -> Namespace | None:
     """The namespace of a class or function that is found under its name, if its module is a generated one."""
-    name = _module_name(obj)
+    name = module_name(obj)
     module = sys.modules[name]
+    return vars(module) if _is_known(name, module) else None
+
+
+def _is_known(name: str, module: types.ModuleType) -> bool:
+    """Whether the module of that name is known to be a generated one."""
     known = _found.get(name)
     if known is None or known[0] is not module:
         known = _found[name] = (module, _is_generated(vars(module)))
-    return vars(module) if known[1] else None
-
-
-def _module_name(obj: Any) -> str:
-    return classes.name_of(obj)[0] if isinstance(obj, type) else str(obj.__module__)
+    return known[1]
 
 
 def _is_generated(namespace: Namespace) -> bool:
@@ -165,7 +166,7 @@ def _at(namespace: Namespace, path: str) -> Any:
 def _place(obj: Any) -> tuple[Namespace, str] | None:
     """The namespace and the place in it of a class or function that is not found by name, if its source is certain."""
     namespace = modulesource.namespace_of(obj)
-    if namespace is None or "<locals>" in _qualname(obj):
+    if namespace is None or "<locals>" in qualname(obj):
         return None
     if not _is_registered(namespace):
         current = vars(sys.modules.get(str(namespace.get("__name__")), _nowhere)) is namespace
@@ -173,15 +174,11 @@ def _place(obj: Any) -> tuple[Namespace, str] | None:
             return None
         if modulesource.source_of(namespace) is None:
             return None
-    path = _path_in(namespace, obj, _qualname(obj))
+    path = _path_in(namespace, obj, qualname(obj))
     return None if path is None else (namespace, path)
 
 
 _nowhere = types.ModuleType("nowhere")
-
-
-def _qualname(obj: Any) -> str:
-    return classes.name_of(obj)[1] if isinstance(obj, type) else str(obj.__qualname__)
 
 
 def _path_in(namespace: Namespace, obj: Any, qualname: str) -> str | None:
@@ -205,10 +202,25 @@ def reduce(obj: Any) -> tuple[Any, ...] | None:
     """
     if classes.resolves(obj):
         namespace = _home(obj)
-        place = None if namespace is None else (namespace, _qualname(obj))
+        place = None if namespace is None else (namespace, qualname(obj))
     else:
         place = _place(obj)
     return None if place is None else (_at_path, (_unit(place[0]), place[1]))
+
+
+def reduce_module(module: types.ModuleType) -> tuple[Any, ...] | None:
+    """How a generated module itself is pickled; None for any other."""
+    namespace, name = vars(module), module.__name__
+    if sys.modules.get(name) is module:
+        owned = _is_known(name, module)
+    else:
+        ours = _is_registered(namespace) or modulesource.is_ours(namespace)
+        owned = ours and modulesource.source_of(namespace) is not None
+    return (_itself, (_unit(namespace),)) if owned else None
+
+
+def _itself(module: types.ModuleType) -> types.ModuleType:
+    return module
 
 
 _HINT = "call objcomm.register_generated(module) right after the module has been imported"
@@ -285,35 +297,3 @@ def _at_path(module: types.ModuleType, path: str) -> Any:
         return _at(vars(module), path)
     except (KeyError, TypeError) as error:
         raise DecodeError(f"the generated module {module.__name__} has no {path}") from error
-
-
-# -- classes and functions by reference --------------------------------------------------------------------------------
-
-
-class Version(NamedTuple):
-    """Which code a class or function is that travels by name, and where it is from."""
-
-    code: str
-    file: str = "of another file, or another version of it"
-
-
-def version(obj: Any) -> Version | None:
-    """The version of a class or function that is found under its name, if its module is the program's own."""
-    namespace = vars(sys.modules[_module_name(obj)])
-    code = modulesource.version_of(namespace)
-    return Version(code, str(namespace.get("__file__"))) if code else None
-
-
-def check(found: Any, sent: Version) -> None:
-    """Compare what was found by name with what was sent.
-
-    Raises:
-        DecodeError: it is other code.
-    """
-    here = version(found) if classes.resolves(found) else None
-    if here is None or here.code == sent.code or here.code.partition(":")[0] != sent.code.partition(":")[0]:
-        return
-    raise DecodeError(
-        f"{found.__module__}.{_qualname(found)} is other code here ({here.file}) than at the sender ({sent.file})",
-        hint="run the same code on both ranks, or let the sender call objcomm.register_generated for its module",
-    )

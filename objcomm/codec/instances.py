@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ..errors import DecodeError, TrustError
-from . import codes, generated
+from . import codes, versions
 from .classes import Layout, dict_of, find, layout
 from .codes import Mark, Part, indexed
 
@@ -35,7 +35,7 @@ class ClassTable:
     def _refer(self, code: int, key: tuple[Any, ...], entry: list[Any]) -> Part:
         """The part that refers to a new entry. The key starts with its class."""
         part = self._references[key] = indexed(code, len(self.entries))
-        version = generated.version(key[0]) if self._versions else None
+        version = versions.version(key[0]) if self._versions else None
         self.entries.append(entry if version is None else [*entry, version.code])
         return part
 
@@ -154,7 +154,7 @@ def _check_version(cls: type, kind: str, rest: list[Any]) -> list[Any]:
     """What an entry says beyond the names of its class, when the code of the class has been found to be the same."""
     length = 2 if kind == "dataclass" else 1
     for code in rest[length:]:
-        generated.check(cls, generated.Version(str(code)))
+        versions.check(cls, versions.Version(str(code)))
     return rest[:length]
 
 

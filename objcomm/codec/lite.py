@@ -25,13 +25,12 @@ _LOWERED = re.compile(r"torch\.jit\.LoweredModule\.(\w+)\..*")
 def _flatten(obj: Any) -> list[Any]:
     try:
         data = _C._save_mobile_module_to_bytes(obj._c, {})
+        return [data, sorted(_check(data))]
     except RuntimeError as error:
         raise EncodeError(
             f"torch cannot save this module of the lite interpreter: {reason(error)}",
             hint="send the TorchScript module that it was made of",
         ) from error
-    _check(data)
-    return [data]
 
 
 def _check(data: bytes) -> set[str]:
@@ -49,10 +48,16 @@ def _check(data: bytes) -> set[str]:
 
 
 def _rebuild(parts: list[Any]) -> Any:
-    (data,) = parts
-    for backend in sorted(_check(data)):
+    data, backends = parts
+    for backend in backends:
         require(backend)
-    return LiteScriptModule(_C._load_mobile_module_from_bytes(data))
+    try:
+        _check(data)
+        return LiteScriptModule(_C._load_mobile_module_from_bytes(data))
+    except DecodeError:
+        raise
+    except RuntimeError as error:
+        raise DecodeError(f"a module of the lite interpreter cannot be loaded here: {reason(error)}") from error
 
 
 registry.register("script.lite", lambda obj: True, _flatten, _rebuild, code=True, base=LiteScriptModule)

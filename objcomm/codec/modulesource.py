@@ -62,6 +62,16 @@ def namespace_of(obj: Any) -> Namespace | None:
     return vars(module) if isinstance(module, types.ModuleType) and classes.resolves(obj) else None
 
 
+def module_name(obj: Any) -> str:
+    """The name of the module of a class or function."""
+    return classes.name_of(obj)[0] if isinstance(obj, type) else str(obj.__module__)
+
+
+def qualname(obj: Any) -> str:
+    """The qualified name of a class or function."""
+    return classes.name_of(obj)[1] if isinstance(obj, type) else str(obj.__qualname__)
+
+
 def functions_in(members: Any) -> Iterator[types.FunctionType]:
     """The functions among the members of a class or a module, taken out of what decorates them."""
     for member in list(members.values()):
@@ -121,7 +131,7 @@ def _has_functions(namespace: Namespace, text: str) -> bool:
     file = str(namespace.get("__file__"))
     try:
         possible = set(_codes_in(compile(text, file, "exec", dont_inherit=True)))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     live = {code for code in _live(namespace) if code.co_filename == file}
     return bool(live) and live <= possible
@@ -209,12 +219,12 @@ def _find_version(namespace: Namespace, text: str | None) -> str:
         text = read(namespace)
         if text is None or not _has_functions(namespace, text):
             return ""
-    return _digest("source", map(_describe, _codes_in(compile(text, "", "exec", dont_inherit=True))))
+    return _digest("source", map(_describe, _codes_in(compile(text, "", "exec", dont_inherit=True, optimize=0))))
 
 
 def _digest(kind: str, described: Any) -> str:
     total = hashlib.sha256("\n".join(described).encode("utf-8", "surrogatepass"))
-    return f"{sys.implementation.cache_tag} {kind}:{total.hexdigest()[:20]}"
+    return f"{sys.implementation.cache_tag} {sys.hexversion:x} {kind}:{total.hexdigest()[:20]}"
 
 
 def _describe(code: types.CodeType) -> str:

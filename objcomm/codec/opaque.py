@@ -18,7 +18,7 @@ import cloudpickle
 import torch
 
 from ..errors import DecodeError, EncodeError
-from . import compiled, generated, registry, torchops
+from . import compiled, generated, registry, torchops, versions
 from .classes import resolves
 from .levels import Trouble
 from .parts import MEMORYVIEW_HINT
@@ -56,6 +56,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if kind is types.FunctionType:
                 compiled.refuse_function(obj)
             return _with_qualname(obj, super().reducer_override(obj))
+        if kind is types.ModuleType:
+            return _module_by_name(obj) or super().reducer_override(obj)
         hint = _CHANGED.get(kind)
         if hint is not None and obj not in (sys.stdout, sys.stderr):
             raise EncodeError(f"{describe(obj)} cannot be sent", hint=hint)
@@ -81,8 +83,19 @@ def _by_name(obj: Any) -> Any:
     found = generated.reduce(obj)
     if found is not None or not resolves(obj):
         return found
-    version = generated.version(obj)
+    version = versions.version(obj)
     return obj.__qualname__ if version is None else (_referred, (module, obj.__qualname__, *version))
+
+
+def _module_by_name(obj: types.ModuleType) -> Any:
+    """How a module is pickled whose name is not enough, or None."""
+    if obj.__name__ in cloudpickle.list_registry_pickle_by_value():
+        return None
+    found = generated.reduce_module(obj)
+    if found is not None or sys.modules.get(obj.__name__) is not obj:
+        return found
+    version = versions.version(obj)
+    return None if version is None else (_referred, (obj.__name__, "", *version))
 
 
 def _with_qualname(obj: Any, reduced: Any) -> Any:
@@ -177,7 +190,7 @@ def _find(module: str, qualname: str) -> Any:
     try:
         __import__(module)
         found: Any = sys.modules[module]
-        for name in qualname.split("."):
+        for name in qualname.split(".") if qualname else ():
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
         raise DecodeError(
@@ -188,10 +201,10 @@ def _find(module: str, qualname: str) -> Any:
 
 
 def _referred(module: str, qualname: str, code: str, file: str) -> Any:
-    """A class or function by its name, whose code has to be the sender's."""
+    """A class or function by its name, or a module, whose code has to be the sender's."""
     found = _find(module, qualname)
-    if isinstance(found, (type, types.FunctionType)):
-        generated.check(found, generated.Version(code, file))
+    if isinstance(found, (type, types.FunctionType, types.ModuleType)):
+        versions.check(found, versions.Version(code, file))
     return found
 
 

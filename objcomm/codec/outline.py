@@ -83,7 +83,9 @@ class _Outline:
         """The path of a leaf, through shared definitions if need be."""
 
         def search(node: Any, path: str) -> str | None:
-            if leaf == (node[0] if type(node) is list and node else node):
+            head = node[0] if type(node) is list and node else None
+            marked = type(head) is _Leaf and head.code >= codes.TUPLE
+            if leaf == (head if marked else node):
                 return path
             for label, child in self._children(node):
                 found = search(child, path + label)
@@ -97,6 +99,13 @@ class _Outline:
             above = None if below is None else self.find(_Leaf(codes.SHARED, codes.number(index)))
             if above is not None and below is not None:
                 return above + below
+        if found is None and leaf.code == codes.COMPOSITE:
+            # It is part of a later one, such as what several objects travel in together.
+            start = int.from_bytes(leaf.data, "little") + 1
+            bodies = skeleton.unpack(self._parsed.composites, _Leaf, None, _Pairs)
+            for index, body in enumerate(bodies[start:], start):
+                if any(search(part, "") is not None for part in body[1:]):
+                    return self.find(_Leaf(codes.COMPOSITE, codes.number(index)))
         return found
 
     def _build(self, node: Any, path: str) -> Any:

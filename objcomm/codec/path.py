@@ -156,12 +156,19 @@ def dig(obj: Any, failure: Callable[[Any], Exception | None]) -> tuple[str, Any,
                 return path, part, error
             seen.add(id(child))
             inner = failure(child)
-            if inner is not None:
+            if inner is not None and _is_cause(inner, error):
                 path, part, error = path + label, child, inner
                 break
         else:
             return path, part, error
     return whole
+
+
+def _is_cause(inner: Exception, outer: Exception | None) -> bool:
+    """Whether what is wrong with a part is what is wrong with the whole: a refusal of the whole has no other cause."""
+    if isinstance(outer, ObjcommError):
+        return isinstance(inner, ObjcommError) and inner.text == outer.text
+    return True
 
 
 def _pickled(obj: Any) -> Iterator[tuple[str, Any]]:

@@ -32,7 +32,7 @@ _WRAPPER = frozenset(
     ("_c", "_initializing", "_parameters", "_buffers", "_modules", "_concrete_type", "training", "_name")
     + ("_actual_script_module",)  # of what torch.jit.trace returns
 )
-_CALLABLES = (_C.ScriptMethod, _C.ScriptFunction, MethodType)
+_CALLABLES = (_C.ScriptMethod, _C.ScriptFunction, MethodType, property)
 
 
 class ScriptArchive:
@@ -136,14 +136,15 @@ def _values(value: Any) -> Iterable[Any]:
 
 
 def _ties(modules: list[Any], memory: MemoryWriter) -> list[Any]:
-    """Tensors of the modules whose memory the rest of the message has too: ``[root, path, name, tensor]``."""
+    """What of the modules has memory that the rest of the message has too: ``[root, path, name, value]``."""
     ties: list[Any] = []
     overlaps = memory.overlaps()
     for index, root in enumerate(modules):
         for path, module in scripttree.walk(root):
-            for name, tensor in scripttree.tensors_of(module):
-                if tensors.is_plain(tensor) and overlaps(tensor):
-                    ties.append([index, path, name, tensor])
+            for name, value in scripttree.values_of(module):
+                held = list(scripttree.tensors_in(value))
+                if all(map(tensors.is_plain, held)) and any(map(overlaps, held)):
+                    ties.append([index, path, name, value])
     return ties
 
 
@@ -189,8 +190,8 @@ def _load(parts: list[Any]) -> _Loaded:
             unlike = scripttree.difference(sent, scripttree.manifest(modules))
             if unlike is not None:
                 raise DecodeError(f"a TorchScript module is not loaded as what was sent: {unlike}")
-            for root, path, name, tensor in ties:
-                scripttree.find(modules[root], path).setattr(name, tensor)
+            for root, path, name, value in ties:
+                scripttree.find(modules[root], path).setattr(name, value)
     except ObjcommError:
         raise
     except Exception as error:

@@ -36,14 +36,25 @@ def walk(root: Any, path: str = "") -> Iterator[Node]:
             yield from walk(processed, f"{path}.{_PROCESSED}" if path else _PROCESSED)
 
 
-def tensors_of(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, buffers and other tensors that a module itself has, by name."""
+def values_of(module: Any) -> Iterator[tuple[str, Any]]:
+    """Parameters, buffers and attributes that hold tensors, of a module itself, by name."""
     found = dict(_C.ParameterDict(module).items())
     found.update(_C.BufferDict(module).items())
     for name, (kind, _) in _C.ConcreteModuleType.from_jit_type(module._type()).get_attributes().items():
-        if name not in found and str(kind) in ("Tensor", "Optional[Tensor]"):
+        if name not in found and "Tensor" in kind.annotation_str:
             found[name] = module.getattr(name)
-    yield from ((name, tensor) for name, tensor in found.items() if isinstance(tensor, torch.Tensor))
+    yield from found.items()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a value of TorchScript: itself, or in lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) is dict:
+        yield from tensors_in([*value.keys(), *value.values()])
+    elif type(value) in (list, tuple):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def find(root: Any, path: str) -> Any:
@@ -87,14 +98,13 @@ def manifest(roots: list[Any]) -> list[Any]:
                     types.of(kind.qualified_name(), kind),
                     sorted(module._method_names()),
                     module._has_method(_SETSTATE),
-                    [_tensor(name, tensor) for name, tensor in sorted(tensors_of(module))],
+                    [
+                        [name, [[str(tensor.dtype), list(tensor.shape), tensor.requires_grad] for tensor in held]]
+                        for name, held in sorted((name, list(tensors_in(value))) for name, value in values_of(module))
+                    ],
                 ]
             )
     return described
-
-
-def _tensor(name: str, tensor: torch.Tensor) -> list[Any]:
-    return [name, str(tensor.dtype), list(tensor.shape), tensor.requires_grad]
 
 
 def difference(sent: list[Any], here: list[Any]) -> str | None:
