@@ -204,7 +204,7 @@ def same_names_twice(rank: int, folder: str) -> str:
 
 def loaded_by_a_tool(rank: int, folder: str) -> str:
     """What loads generated code by itself."""
-    from nnscaler.parallel import _load_parallel_module_class
+    from nnscaler import parallel
 
     from . import composite_models
 
@@ -212,10 +212,16 @@ def loaded_by_a_tool(rank: int, folder: str) -> str:
     with installed():
         for place in ("a", "b"):
             parallelized(valued(1.0), f"{folder}/{place}", instance_name=name, load_module=False)
-        _load_parallel_module_class(composite_models.Other, gen_savedir=f"{folder}/a", instance_name=name, rank=0)
-        _load_parallel_module_class(composite_models.Other, gen_savedir=f"{folder}/a", instance_name=name, rank=0)
+        parallel._load_parallel_module_class(
+            composite_models.Other, gen_savedir=f"{folder}/a", instance_name=name, rank=0
+        )
+        parallel._load_parallel_module_class(
+            composite_models.Other, gen_savedir=f"{folder}/a", instance_name=name, rank=0
+        )
         try:
-            _load_parallel_module_class(composite_models.Other, gen_savedir=f"{folder}/b", instance_name=name, rank=0)
+            parallel._load_parallel_module_class(
+                composite_models.Other, gen_savedir=f"{folder}/b", instance_name=name, rank=0
+            )
         except RuntimeError as error:
             return str(error)
     return "nothing"
