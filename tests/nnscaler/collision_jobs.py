@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import composite_jobs
+from .composite_cases import Composed
 from .composite_jobs import installed, name_of
 from .contexts import repaired
 
@@ -187,7 +188,7 @@ def stale_folder(rank: int, folder: str, source: str, seed: int, reuse: str) -> 
 
 def same_names_twice(rank: int, folder: str) -> str:
     """Two models of one class in one process share the code, not the weights; what is cut in another way has none."""
-    case, other = composite_jobs.Composed(), composite_jobs.Composed(seed=1)
+    case, other = Composed(), Composed(seed=1)
     with installed():
         one = composite_jobs.compose(case, folder)
         again = composite_jobs.compose(other, folder)
@@ -196,7 +197,7 @@ def same_names_twice(rank: int, folder: str) -> str:
         composite_jobs.train(other, again, composite_jobs.original(other), 2)
         composite_jobs.compare_tensors(one, composite_jobs.original(case))
         try:
-            composite_jobs.compose(composite_jobs.Composed(policy="Replicated"), folder, reuse="moo")
+            composite_jobs.compose(Composed(policy="Replicated"), folder, reuse="moo")
         except RuntimeError as error:
             return f"{error} / {error.__cause__ and error.__cause__.__cause__}"
     return "nothing"
@@ -231,7 +232,7 @@ def refused(rank: int, folder: str, what: str) -> str:
     """Ask for what is refused; the model is as it was then."""
     from nnscaler import ComputeConfig
 
-    case = composite_jobs.Composed()
+    case = Composed()
     options: dict[str, Any] = {
         "end2end": {"compute_config": ComputeConfig(2, 2, use_end2end=True)},
         "arguments": {"dummy_forward_args": {"x": torch.zeros(2, 4), "y": 1}},

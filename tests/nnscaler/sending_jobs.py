@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 import objcomm
 
-from .composite_jobs import Composed, compare_tensors, compose, installed, name_of, original, parallel_modules, train
+from .composite_cases import Composed
+from .composite_jobs import compare_tensors, compose, installed, name_of, original, parallel_modules, train
 
 
 def refusal(call: Callable[[], Any]) -> str:

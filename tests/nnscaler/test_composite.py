@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from . import code
-from .composite_jobs import Composed
+from .composite_cases import Composed
 from .pool import Pool
 
 TWO = Composed()
@@ -84,28 +84,28 @@ def test_classes_pickle_whatever_they_are_called(pool: Pool, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("case", [TWO, TIED, replace(TIED, plan=1), MIXED], ids=str)
 def test_states_are_saved_merged_and_loaded(pool: Pool, tmp_path: Path, case: Composed) -> None:
-    pool.run("tests.nnscaler.composite_jobs:save", 2, case, str(tmp_path))
-    for names in pool.run("tests.nnscaler.composite_jobs:merge", 2, case, str(tmp_path)):
+    pool.run("tests.nnscaler.composite_states:save", 2, case, str(tmp_path))
+    for names in pool.run("tests.nnscaler.composite_states:merge", 2, case, str(tmp_path)):
         assert not any(name.startswith("last.") for name in names)
         assert "head.weight" in names
 
 
 @pytest.mark.parametrize("case", [TWO, TIED], ids=str)
 def test_states_are_saved_once_and_loaded(pool: Pool, tmp_path: Path, case: Composed) -> None:
-    pool.run("tests.nnscaler.composite_jobs:deduped", 2, case, str(tmp_path))
+    pool.run("tests.nnscaler.composite_states:deduped", 2, case, str(tmp_path))
 
 
 @pytest.mark.parametrize("case", [TWO, replace(TIED, plan=1)], ids=str)
 def test_a_saved_model_is_trained_on_in_new_processes(pool: Pool, tmp_path: Path, case: Composed) -> None:
-    pool.run("tests.nnscaler.composite_jobs:save", 2, case, str(tmp_path))
+    pool.run("tests.nnscaler.composite_states:save", 2, case, str(tmp_path))
     pool.close()
-    assert min(pool.run("tests.nnscaler.composite_jobs:load_saved", 2, case, str(tmp_path))) > 4
+    assert min(pool.run("tests.nnscaler.composite_states:load_saved", 2, case, str(tmp_path))) > 4
 
 
 def test_on_another_rank_a_saved_model_is_read_and_not_run(pool: Pool, tmp_path: Path) -> None:
-    pool.run("tests.nnscaler.composite_jobs:save", 2, TWO, str(tmp_path))
+    pool.run("tests.nnscaler.composite_states:save", 2, TWO, str(tmp_path))
     pool.close()
-    ((names, said, kind),) = pool.run("tests.nnscaler.composite_jobs:look_at_saved", 1, str(tmp_path))
+    ((names, said, kind),) = pool.run("tests.nnscaler.composite_states:look_at_saved", 1, str(tmp_path))
     assert "first.up.weight" in names
     assert kind.endswith("first.gencode1")
     assert said.count("rank 1's part of tests.nnscaler.composite_models.Block of 2 does not run here") == 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .composite_jobs import Composed
+from .composite_cases import Composed
 from .pool import Pool
 
 JOBS = "tests.nnscaler.sending_jobs"
