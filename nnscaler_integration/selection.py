@@ -101,7 +101,14 @@ def select(model: nn.Module, marked: Marked = None) -> list[Selected]:
     if not chosen:
         raise ValueError(f"no submodule of {type(model).__qualname__} is marked")
     found = [Selected(module, tuple(places[key]), vars(module).get(_MARK) or Mark()) for key, module in chosen.items()]
-    for check in (_refuse_root, _refuse_nested, _refuse_shared, _refuse_hooks, _refuse_unregistered):
+    for check in (
+        _refuse_root,
+        _refuse_nested,
+        _refuse_shared,
+        _refuse_hooks,
+        _refuse_unregistered,
+        _refuse_numbered,
+    ):
         check(model, found)
     return found
 
@@ -173,6 +180,16 @@ def _refuse_unregistered(model: nn.Module, found: list[Selected]) -> None:
                 raise ValueError(
                     f"{place or type(model).__qualname__}.{name} refers to {held.place} too, but not as a submodule: "
                     f"it would go on using the original"
+                )
+
+
+def _refuse_numbered(model: nn.Module, found: list[Selected]) -> None:
+    for item in found:
+        for name, _ in [*item.module.named_parameters(), *item.module.named_buffers()]:
+            if name[0].isdigit():
+                raise ValueError(
+                    f"{item.place} is a {type(item.module).__qualname__}, in which nnScaler would make a name in Python of "
+                    f"{name!r}, and that begins with a digit: mark its parts, or a module that has it as an attribute"
                 )
 
 
