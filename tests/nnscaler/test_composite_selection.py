@@ -137,7 +137,7 @@ def _in_a_dict(model: Whole) -> selection.Marked:
         (_shared_memory, "one.linear.weight and rest.weight are one parameter"),
         (_part_of_it_is_elsewhere, "one.linear.weight and inner.weight are one parameter"),
         (_hooks, "one has hooks"),
-        (_numbered, "two is a ModuleList, in which nnScaler would make a name in Python of '0.linear.weight'"),
+        (_numbered, "two is a ModuleList, in which nnScaler would make a Python name of '0.linear.weight'"),
         (_in_a_list, "Whole.order refers to one too, but not as a submodule"),
         (_in_a_dict, "two.1.back refers to one too, but not as a submodule"),
     ],
