@@ -188,8 +188,8 @@ def _refuse_numbered(model: nn.Module, found: list[Selected]) -> None:
         for name, _ in [*item.module.named_parameters(), *item.module.named_buffers()]:
             if name[0].isdigit():
                 raise ValueError(
-                    f"{item.place} is a {type(item.module).__qualname__}, in which nnScaler would make a Python name of "
-                    f"{name!r}, which begins with a digit: mark its parts, or a module that has it as an attribute"
+                    f"{item.place} is a {type(item.module).__qualname__}, in which nnScaler would make a Python name "
+                    f"of {name!r}, which begins with a digit: mark its parts, or a module that has it as an attribute"
                 )
 
 
