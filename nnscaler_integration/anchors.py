@@ -130,6 +130,38 @@ ANCHORS = (
     ),
     Anchor("nnscaler.parallel", "_prepare_namespace", "gen_savedir module_or_module_class instance_name"),
     Anchor("nnscaler.parallel", "_is_any_gencode_loaded", "namespace"),
+    Anchor(
+        "nnscaler.parallel",
+        "_load_parallel_module_class",
+        "module_class gen_savedir instance_name rank",
+        mentions="_prepare_namespace GenModel __name__ __qualname__ runtime_version _train_step _infer_step",
+    ),
+    Anchor(
+        "nnscaler.parallel",
+        "parallelize",
+        "module_or_module_class dummy_forward_args pas_policy compute_config gen_savedir reuse instance_name "
+        "load_module module_dtype module_fn init_module_params broadcast_strategy",
+        ("0.8",),
+        mentions="_prepare_and_check_reusable _load_parallel_module_class",
+    ),
+    Anchor(
+        "nnscaler.parallel",
+        "parallelize",
+        "module_or_module_class dummy_forward_args pas_policy compute_config gen_savedir reuse instance_name "
+        "load_module module_dtype module_fn init_module_params build_module_buckets broadcast_strategy "
+        "autoset_requires_grad",
+        ("0.9",),
+        mentions="_prepare_and_check_reusable _load_parallel_module_class",
+    ),
+    Anchor("nnscaler.runtime.module", "ParallelModule._post_init", "self init_params", ("0.8",)),
+    Anchor("nnscaler.runtime.module", "ParallelModule._post_init", "self init_params build_buckets", ("0.9",)),
+    Anchor("nnscaler.runtime.module", "ParallelModule.__init__", "self", mentions="_nreplicas2localparams"),
+    Anchor("nnscaler.runtime.module", "CubeModule.__init__", "self", mentions="_reducers"),
+    Anchor(
+        "nnscaler.runtime.module",
+        "CubeModule.add_full_map",
+        "self attr tid is_param orig_name shape slicers val_chunks",
+    ),
     Anchor("nnscaler.parallel", "_contains_uncommutable_data", "ir_outputs"),
     Anchor("nnscaler.graph.tracer.torch_fx_patcher", "TorchFXPatcher.is_impure_new", "node", ("0.8",)),
 )

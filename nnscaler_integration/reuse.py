@@ -12,6 +12,7 @@ from typing import Any
 
 from nnscaler import parallel
 
+from . import collisions
 from .patching import Patch
 
 _log = logging.getLogger(__name__)
@@ -27,11 +28,17 @@ def _check_code(original: Callable[..., Any]) -> Callable[..., Any]:
     def _prepare_and_check_reusable(
         gen_savedir: Any, module: Any, compute_config: Any, instance_name: Any = None, *args: Any, **kwargs: Any
     ) -> tuple[Path, bool]:
+        namespace, folder = parallel._prepare_namespace(gen_savedir, module, instance_name)
+        call = collisions.running_call()
+        loads = bool(call.get("load_module"))
+        if loads:
+            collisions.before_generating(namespace, folder)
         outdir, reusable = original(gen_savedir, module, compute_config, instance_name, *args, **kwargs)
         fault = fault_of_folder(outdir) if reusable else None
         if fault is None:
+            if reusable and loads:
+                collisions.before_loading_again(namespace, folder, call.get("module_or_module_class"))
             return outdir, reusable
-        namespace, _ = parallel._prepare_namespace(gen_savedir, module, instance_name)
         if parallel._is_any_gencode_loaded(namespace):
             raise RuntimeError(
                 f"the code in {outdir} was generated without nnscaler_integration ({fault}) and is loaded already: "

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import loading
 from .anchors import TESTED_VERSIONS, anchors_of, differences
 from .patching import Patch, Patches
 
@@ -82,7 +83,7 @@ def install(object_outputs: bool = False) -> None:
             not as it was tested; the message names it. Nothing is changed then.
     """
     if not _state.installed:
-        nnscaler = _find_nnscaler()
+        nnscaler = find_nnscaler()
         if isinstance(nnscaler, str):
             raise RuntimeError(nnscaler)
         version = str(nnscaler.__version__)
@@ -108,7 +109,7 @@ def status() -> Status:
     """Versions, anchors and state. Changes nothing, but imports nnScaler where it can be found."""
     import torch
 
-    nnscaler = _find_nnscaler()
+    nnscaler = find_nnscaler()
     version = location = None
     differing: list[str] = []
     if isinstance(nnscaler, str):
@@ -131,8 +132,8 @@ def status() -> Status:
     )
 
 
-def _find_nnscaler() -> Any | str:
-    """The module, or why there is none."""
+def find_nnscaler() -> Any | str:
+    """The module, imported from where it is installed or from ``NNSCALER_HOME``; or why there is none."""
     home = os.environ.get("NNSCALER_HOME")
     if home and os.path.isdir(os.path.join(home, "nnscaler")) and home not in sys.path:
         # Last, so that an installed one wins, and the checkout's own "tests" and "examples" hide nobody's.
@@ -158,10 +159,10 @@ def _refusal(version: str) -> str | None:
 
 def _install(version: str) -> None:
     # These import nnScaler: nothing else in this package may before it was found.
-    from . import adapters, codegen, compat, reuse, schedule
+    from . import adapters, codegen, collisions, compat, reuse, schedule
 
     todo: list[Patch] = []
-    for part in (adapters, schedule, codegen, reuse):
+    for part in (adapters, schedule, codegen, reuse, collisions):
         todo += part.patches(version)
     repair = compat.needed(version)
     if repair:
@@ -169,6 +170,9 @@ def _install(version: str) -> None:
     _state.patches.apply(todo)
     if repair:
         _state.undo.append(compat.drop_pybind_leaves())
+    finder = loading.Finder()
+    sys.meta_path.insert(0, finder)
+    _state.undo.append(lambda: sys.meta_path.remove(finder))
     _state.compat = repair
     _state.installed = True
 

@@ -18,6 +18,7 @@ def pretend() -> None:
     torch.cuda.current_device = lambda: cpu  # type: ignore[assignment,return-value]
     torch.cuda.get_device_capability = lambda *args: (8, 0)
     torch.nn.Module.cuda = lambda module, device=None: module  # type: ignore[assignment,method-assign]
+    torch.Tensor.cuda = lambda tensor, *args, **kwargs: tensor  # type: ignore[method-assign]
 
 
 def _nothing() -> Callable[..., None]:
