@@ -1,5 +1,6 @@
 """objcomm moves Python objects of unknown size between the ranks of a PyTorch job."""
 
+from . import autograd
 from .collectives import broadcast_object
 from .config import configure, settings
 from .errors import (
@@ -31,6 +32,7 @@ __all__ = [
     "TransferTimeout",
     "TrustError",
     "UsageError",
+    "autograd",
     "broadcast_object",
     "configure",
     "exchange_objects",

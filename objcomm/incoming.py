@@ -34,16 +34,39 @@ class Incoming:
     Its outcome, an object or an error, is kept until somebody waits for it.
     """
 
-    __slots__ = ("_device", "_error", "_inline", "_into", "_value", "begun", "channel", "done", "has_handle", "pair")
+    __slots__ = (
+        "_device",
+        "_error",
+        "_inline",
+        "_into",
+        "_value",
+        "begun",
+        "channel",
+        "done",
+        "has_handle",
+        "pair",
+        "requiring_grad",
+        "sequence",
+    )
 
     def __init__(
-        self, pair: Pair, channel: str, device: torch.device | None, into: object | None, *, has_handle: bool
+        self,
+        pair: Pair,
+        channel: str,
+        device: torch.device | None,
+        into: object | None,
+        *,
+        has_handle: bool,
+        track_grad: bool = False,
     ) -> None:
         self.pair = pair
         self.channel = channel
         self.done = False
         self.begun = False
         self.has_handle = has_handle
+        # Once it is done: the tensors of the object that require grad, if somebody wants to know; see Plan.
+        self.requiring_grad: dict[int, torch.Tensor] | None = {} if track_grad else None
+        self.sequence = -1
         self._device = device
         self._into = into
         self._inline: Frame | None = None
@@ -124,6 +147,7 @@ class Incoming:
                 )
         except (ProtocolError, LimitError) as error:
             raise pair.refuse(error.locate(channel=self.channel, phase="head")) from None
+        self.sequence = header.sequence
         pair.next_received += 1
         counters.messages_received += 1
         return header
@@ -211,6 +235,8 @@ class Incoming:
             # A signal, or an exit that the code of a class asked for. The message was taken whole, so the order holds.
             self._error = DecodeError("interrupted while the object was being rebuilt", phase="decode")
             raise
+        if self.requiring_grad is not None:
+            self.requiring_grad = plan.requiring_grad()
         counters.objects_received += 1
         if self._inline is not None and not plan.keeps_inline:
             pair.return_frame(self._inline)

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -60,6 +60,7 @@ class Pair:
         self._frames: dict[int, Frame] = {}
         # By sequence number, all that has not been seen to complete: they own the memory that is still being read.
         self.in_flight: dict[int, Outgoing] = {}
+        self.mailbox: Any = None  # of the gradients that come back from this peer; see autograd
         self.window = torch.zeros(link.window, dtype=torch.uint8, device="cpu")
         self.window_view = view_of(self.window)
         self._window_pending: Pending | None = None

@@ -20,7 +20,7 @@ import torch
 
 from ..config import Trust
 from ..errors import DecodeError, EncodeError, ObjcommError, TrustError
-from . import codes, instances, opaque, path, registry
+from . import codes, history, instances, opaque, path, registry
 from . import skeleton as _skeleton
 from .build import Builder
 from .into import Filling
@@ -56,14 +56,21 @@ class Encoded:
         opaque: it holds at least one pickled leaf.
     """
 
-    __slots__ = ("_memory", "inline_bytes", "opaque", "segments", "skeleton")
+    __slots__ = ("_history", "_memory", "inline_bytes", "opaque", "segments", "skeleton")
 
-    def __init__(self, skeleton: bytes, memory: Memory | None = None, opaque: bool = False) -> None:
+    def __init__(
+        self,
+        skeleton: bytes,
+        memory: Memory | None = None,
+        opaque: bool = False,
+        sources: history.Sources | None = None,
+    ) -> None:
         self.skeleton = skeleton
         self.inline_bytes: int = 0 if memory is None else memory.inline_bytes
         self.segments: list[torch.Tensor] = [] if memory is None else memory.segments
         self.opaque = opaque
         self._memory = memory
+        self._history = sources
 
     @classmethod
     def of_skeleton(cls, skeleton: bytes) -> Encoded:
@@ -79,6 +86,12 @@ class Encoded:
         """The same at an address, which saves the making of a tensor: on the way of a small message that counts."""
         if self._memory is not None:
             self._memory.write_at(address)
+
+    def requiring_grad(self) -> dict[int, torch.Tensor]:
+        """The tensors of the object that require grad, by numbers that :meth:`Plan.requiring_grad` knows them by."""
+        if self._memory is None and self._history is None:
+            return {}
+        return (self._history or history.Sources()).numbered(self._memory.leaves if self._memory else ())
 
 
 def encode(
@@ -105,7 +118,7 @@ def encode(
         raise
     except Exception as error:
         raise EncodeError(f"the object cannot be encoded: {path.reason(error)}", path="obj") from error
-    return Encoded(packed.skeleton, packed.memory, packed.opaque)
+    return Encoded(packed.skeleton, packed.memory, packed.opaque, packed.history)
 
 
 def _cause(error: ObjcommError, cause: BaseException | None) -> BaseException | None:
@@ -144,6 +157,8 @@ class Plan:
         self._segments = segments
         self._restricted = restricted
         self._filling: Filling | None = None
+        self._leaves: list[Any] = []
+        self._builder: Builder | None = None
 
     @property
     def keeps_inline(self) -> bool:
@@ -199,13 +214,20 @@ class Plan:
             if self._filling is not None:
                 leaves = self._filling.fill(leaves)
             builder = Builder(self._parsed, self._entries, self._restricted, leaves)
-            return builder.build()
+            obj = builder.build()
+            self._leaves, self._builder = leaves, builder
+            return obj
         except Exception as error:
             located = decoding_error(error, self._parsed, builder)
             raise located from _cause(located, error)
         finally:
             if collecting:
                 gc.enable()
+
+    def requiring_grad(self) -> dict[int, torch.Tensor]:
+        """After :meth:`build`: the tensors of the object that require grad, by number."""
+        builder = self._builder
+        return {} if builder is None else history.numbered(self._leaves, builder.composites, builder.streamed)
 
 
 def parse(

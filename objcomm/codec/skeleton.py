@@ -24,7 +24,7 @@ from msgpack import Unpacker, unpackb
 
 from ..config import Trust
 from ..errors import DecodeError, EncodeError
-from . import codes, opaque, packing, tensors
+from . import codes, history, opaque, packing, tensors
 from .codes import Part, ext
 from .deep import Rewriter
 from .levels import Entangled, survey
@@ -43,6 +43,7 @@ class Packed(NamedTuple):
     skeleton: bytes
     memory: Memory | None = None
     opaque: bool = False
+    history: history.Sources | None = None
 
 
 def pack(obj: Any, trust: Trust, threshold: int, forbid_grad: bool = False) -> Packed:
@@ -115,7 +116,7 @@ def _pack_walked(obj: Any, scan: Scan) -> Packed:
     names = [name for name, _ in scan.composites]
     tables = packing.pack([memory and memory.table, names, scan.classes.entries, entry, len(definitions)], scan.part)
     head = _HEADER.pack(TABLES, len(tables), len(composites))
-    return Packed(b"".join((head, tables, composites, tree)), memory, entry is not None)
+    return Packed(b"".join((head, tables, composites, tree)), memory, entry is not None, scan.history)
 
 
 def _pack_tree(obj: Any, scan: Scan, definitions: list[Part]) -> bytes:
