@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 Parameters = dict[str, torch.Tensor]
 
@@ -95,6 +96,10 @@ class Owner:
         self.name = name
 
 
+def _shared(p: Parameters, make: Callable[[torch.Tensor], Any]) -> Any:
+    return make(_hidden(p))
+
+
 def _views(p: Parameters) -> list[torch.Tensor]:
     flat = _hidden(p).flatten()
     return [flat[:16], flat[8:24], flat[4:12]]
@@ -164,8 +169,56 @@ def _produce_autocast(p: Parameters) -> dict[str, Any]:
         return {"h": functional.linear(_INPUT, p["w"], p["b"])}
 
 
-def _first(obj: Any) -> Any:
-    return obj[0]
+class Twofold(torch.Tensor):
+    """A subclass without memory of its own: two tensors that go through everything together."""
+
+    @staticmethod
+    def __new__(cls, first: torch.Tensor, second: torch.Tensor) -> Any:
+        make: Any = torch.Tensor._make_wrapper_subclass
+        return make(cls, first.shape, dtype=first.dtype, requires_grad=first.requires_grad)
+
+    def __init__(self, first: torch.Tensor, second: torch.Tensor) -> None:
+        self.first, self.second = first, second
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["first", "second"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: None, size: Any, stride: Any) -> Twofold:
+        return Twofold(inner["first"], inner["second"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        def half(name: str) -> Any:
+            picked = tree_map(lambda each: getattr(each, name) if isinstance(each, Twofold) else each, args)
+            return func(*picked, **(kwargs or {}))
+
+        first = half("first")
+        return Twofold(first, half("second")) if isinstance(first, torch.Tensor) else first
+
+
+class _Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return Twofold(tensor.detach().clone(), tensor.detach().clone())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient.first
+
+
+class _Single(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, twofold: Any) -> Any:
+        return twofold.first.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return Twofold(gradient, gradient)
+
+
+_pair: Any = _Pair.apply
+_single: Any = _Single.apply
 
 
 CASES: list[Case] = [
@@ -185,11 +238,11 @@ CASES: list[Case] = [
         2,
         2,
     ),
-    Case("at two paths", lambda p: (lambda h: {"a": h, "b": [h]})(_hidden(p)), _twice, 1, 1),
+    Case("at two paths", lambda p: _shared(p, lambda h: {"a": h, "b": [h]}), _twice, 1, 1),
     Case("overlapping views", _views, lambda o, p: _loss((o[0] + o[1] ** 2).view(4, 4) * o[2].sum(), p), 3, 3),
     Case(
         "a view and its base",
-        lambda p: (lambda h: [h, h[1:3].t(), h.view(-1)[::5]])(_hidden(p)),
+        lambda p: _shared(p, lambda h: [h, h[1:3].t(), h.view(-1)[::5]]),
         lambda o, p: _loss(o[0], p) + _loss(o[1].t(), p) * o[2].sum(),
         3,
         3,
@@ -210,7 +263,7 @@ CASES: list[Case] = [
     Case("opaque", lambda p: Opaque(_hidden(p)), lambda o, p: _loss(o.hidden + o.inner["list"][0], p), 2, 2),
     Case(
         "opaque that shares with a dict",
-        lambda p: (lambda h: {"h": h, "o": Opaque(h)})(_hidden(p)),
+        lambda p: _shared(p, lambda h: {"h": h, "o": Opaque(h)}),
         lambda o, p: _loss(o["h"] * o["o"].hidden, p),
         2,
         1,
@@ -244,6 +297,25 @@ CASES: list[Case] = [
     Case("sparse gradient", lambda p: {"table": p["w"]}, _embed, 1, 1),
     Case("sparse gradient of a result", lambda p: {"table": p["w"] * 2}, _embed, 1, 1),
     Case("jagged", _jagged, lambda o, p: _loss((o * 2).values(), p), 1, 1),
+    Case(
+        "jagged, transposed",
+        lambda p: _jagged(p).transpose(1, 2),
+        lambda o, p: _loss(o.transpose(1, 2).values(), p),
+        1,
+        1,
+    ),
+    Case(
+        "nested",
+        lambda p: torch.nested.as_nested_tensor([_hidden(p)[:2], _hidden(p)[2:]]),
+        lambda o, p: _loss(torch.nested.to_padded_tensor(o * 2, 0.0).view(-1, 4), p),
+        1,
+        1,
+    ),
+    Case("csr", lambda p: p["w"].to_sparse_csr(), lambda o, p: _loss(torch.sparse.mm(o, torch.ones(4, 4)), p), 1, 1),
+    Case("mkldnn", lambda p: _hidden(p).to_mkldnn(), lambda o, p: _loss(o.to_dense(), p), 1, 1),
+    Case("wrapper", lambda p: _pair(_hidden(p)), lambda o, p: _loss(_single(o) * _single(o), p), 1, 1),
+    Case("negative", lambda p: torch._neg_view(_hidden(p)), _loss, 1, 1),
+    Case("lazy", lambda p: [torch.nn.LazyLinear(3), _hidden(p)], lambda o, p: _loss(o[1], p), 3, 1),
     Case("scalar", lambda p: _hidden(p).sum(), lambda o, p: _loss(o * _INPUT, p), 1, 1),
     Case("empty", lambda p: [_hidden(p)[:0], _hidden(p)], lambda o, p: _loss(torch.cat(o), p), 2, 2),
     Case("large", lambda p: [_hidden(p).repeat(20_000, 1)], lambda o, p: _loss(o[0], p), 1, 1),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-import objcomm
 from objcomm import autograd
 from tests.autograd_cases import CASES, Case, Parameters, parameters
 from tests.ranks import run_ranks
@@ -35,6 +32,8 @@ def assert_same_grads(mine: Parameters, theirs: Parameters, what: str) -> None:
             torch.testing.assert_close(got.to_dense(), wanted.to_dense(), rtol=1e-5, atol=1e-5, msg=f"{what}: {name}")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_every_object_of_the_table_has_the_gradients_of_one_process(backend: str) -> None:
     def ranks(rank: int) -> None:
         for case in CASES:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..errors import ProtocolError
+from ..errors import ProtocolError, UsageError
 
 _LAZY = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 
@@ -15,10 +15,10 @@ _LAZY = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 class Edge:
     """The end of a graph at a tensor, as it is now: what happens to the tensor later, in place, does not move it.
 
-    The tensor itself is let go.
+    The tensor itself is let go; what is run backward is a token in its place.
     """
 
-    __slots__ = ("_device", "_dtype", "_gradient", "_ragged", "_shape", "token")
+    __slots__ = ("_device", "_dtype", "_gradient", "_grad_fn", "_ragged", "_shape", "_token")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._dtype = tensor.dtype
@@ -27,15 +27,21 @@ class Edge:
         # Jagged tensors have the same ragged size only if they have the very same offsets.
         self._ragged: Any = tensor.detach() if tensor.layout is torch.jagged else None
         self._shape = None if tensor.is_nested else tensor.shape
-        device = "cpu" if tensor.device.type == "meta" else tensor.device
-        # A node runs on the stream on which it was made, and waits for what its caller did before.
-        self.token: torch.Tensor = _depart(self._gradient, tensor, device)
+        self._grad_fn: Any = None
+        if tensor.is_nested and self._ragged is None:
+            # No function of one's own takes it, so this tensor stays, and must stay as it is.
+            self._token, self._grad_fn = tensor, tensor.grad_fn
+        else:
+            device = "cpu" if tensor.device.type == "meta" else tensor.device
+            # A node runs on the stream on which it was made, and waits for what its caller did before.
+            self._token = _depart(self._gradient, tensor, device)
 
-    def set(self, gradient: torch.Tensor) -> None:
-        """Say what the gradient is when the token is run backward.
+    def root(self, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What to run backward, and with which gradient, so that the gradient of the tensor is ``gradient``.
 
         Raises:
             ProtocolError: it cannot be the gradient of that tensor.
+            UsageError: the tensor was changed in place, and is of a kind for which that matters.
         """
         if self._ragged is not None and gradient.layout is torch.jagged:
             gradient = _with_rows_of(self._ragged, gradient)
@@ -49,7 +55,12 @@ class Edge:
             raise ProtocolError(f"a gradient of {gradient.dtype} came back for a tensor of {self._dtype}")
         if gradient.dtype != self._dtype or gradient.device != self._device:
             gradient = gradient.to(self._device, self._dtype)
+        if self._ragged is None and self._shape is None:
+            if self._token.grad_fn is not self._grad_fn:
+                raise UsageError("a nested tensor was changed in place after it was sent", hint="send a clone of it")
+            return self._token, gradient
         self._gradient[0] = gradient
+        return self._token, self._token.detach()
 
     def clear(self) -> None:
         self._gradient[0] = None

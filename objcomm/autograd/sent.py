@@ -61,8 +61,8 @@ class SentObject(Addressee):
         """Receive the gradients of the object, and run the backward pass from its tensors; see :func:`backward`."""
         backward([self], retain_graph=retain_graph, timeout=timeout)
 
-    def _take(self, timeout: float | None) -> list[torch.Tensor]:
-        """Receive, and return the tokens to run backward from: those of the tensors that have a gradient."""
+    def _take(self, timeout: float | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Receive, and return what to run backward, with gradients: only where something came back."""
         if self._over:
             raise UsageError(
                 "the backward pass of this object was run already, and its graph was freed",
@@ -75,26 +75,25 @@ class SentObject(Addressee):
         with about(self._channel, self._what()):
             gradients = mailbox_of(self._pair).take(self._pair, self, deadline)
             self._finish_sending(deadline)
-            return self._set(gradients)
+            return self._roots(gradients)
 
     def _finish_sending(self, deadline: Deadline) -> None:
         """What the peer computed with has arrived there: let go of the memory that it was sent from."""
         self._work.wait(deadline.remaining())
 
-    def _set(self, gradients: Gradients) -> list[torch.Tensor]:
+    def _roots(self, gradients: Gradients) -> list[tuple[torch.Tensor, torch.Tensor]]:
         if gradients.leaves != self._count:
             raise ProtocolError(
                 f"{self._count} tensors of the object require grad, and {gradients.leaves} of what arrived",
                 hint="a class in it is not rebuilt with the tensors that it was sent with",
             )
-        tokens = []
+        roots = []
         for number, gradient in gradients.by_number.items():
             edge = self._edges.get(number)
             if edge is None:
                 raise ProtocolError(f"a gradient came back for tensor {number}, which requires none")
-            edge.set(gradient)
-            tokens.append(edge.token)
-        return tokens
+            roots.append(edge.root(gradient))
+        return roots
 
     def _clear(self, *, keep: bool) -> None:
         for edge in self._edges.values():
@@ -142,16 +141,14 @@ def backward(
     """
     if len(set(map(id, sent))) < len(sent):
         raise UsageError("a handle is in the list twice", hint="run backward once for each time gradients are sent")
-    tokens: list[torch.Tensor] = []
+    roots = list(zip(tensors, [None] * len(tensors) if grad_tensors is None else grad_tensors, strict=True))
     keep = True
     try:
         for each in sent:
-            tokens += each._take(timeout)
-        gradients = [None] * len(tensors) if grad_tensors is None else list(grad_tensors)
-        if tokens or tensors:
-            torch.autograd.backward(
-                [*tensors, *tokens], [*gradients, *(token.detach() for token in tokens)], retain_graph=retain_graph
-            )
+            roots += each._take(timeout)
+        if roots:
+            ends, gradients = zip(*roots, strict=True)
+            torch.autograd.backward(list(ends), list(gradients), retain_graph=retain_graph)
         keep = retain_graph
     finally:
         for each in sent:
