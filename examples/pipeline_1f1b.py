@@ -190,4 +190,5 @@ if __name__ == "__main__":
     else:
         size = int(sys.argv[1]) if len(sys.argv) > 1 else 2
         server = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-        torch.multiprocessing.spawn(main, (size, server.port), nprocs=size)
+        start: Any = torch.multiprocessing.spawn
+        start(main, (size, server.port), nprocs=size)
