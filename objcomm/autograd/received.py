@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 
 from ..incoming import Incoming
 from ..outgoing import Outgoing, send
-from ..p2p import Device, expect, pair_for
+from ..p2p import Device, expect, pair_of
 from ..work import ObjectWork, advance, deadline_for, watch
 from .mailbox import CHANNEL, about, message
 
@@ -110,7 +110,7 @@ def irecv_object(
     timeout: float | None = None,
 ) -> ReceivedObject:
     """Post a receive, and return at once; as :func:`recv_object`. ``wait()`` or ``obj`` waits for the object."""
-    pair = pair_for(src, group, group_src, "src")
+    pair = pair_of(src, group, group_src, "src")
     deadline_for(pair, timeout)
     incoming = expect(pair, channel, device, None, has_handle=True, track_grad=True)
     advance(incoming)
@@ -139,7 +139,7 @@ def recv_object(
     Raises:
         ObjcommError: as in :func:`objcomm.recv_object`.
     """
-    pair = pair_for(src, group, group_src, "src")
+    pair = pair_of(src, group, group_src, "src")
     deadline_for(pair, timeout)
     received = ReceivedObject(expect(pair, channel, device, None, has_handle=False, track_grad=True), timeout)
     received.wait()

@@ -11,7 +11,7 @@ from ..codec import Encoded
 from ..deadline import Deadline
 from ..errors import ProtocolError, UsageError
 from ..outgoing import send
-from ..p2p import pair_for
+from ..p2p import pair_of
 from ..pair import Pair
 from ..wire.frame import channel_name
 from ..work import ObjectWork, deadline_for, watch
@@ -36,7 +36,7 @@ class SentObject(Addressee):
         self._count = 0
         self._over = False
         with mailbox_of(pair).adding(self) as known:
-            outgoing = send([pair], obj, channel, deadline_for(pair, timeout), encoded=self._leave)
+            outgoing = send([pair], obj, channel, deadline_for(pair, timeout), leaving=self._leave)
             known(outgoing[0].sequence)
         self._work: ObjectWork[None] = ObjectWork(outgoing, None, timeout)
 
@@ -169,7 +169,7 @@ def isend_object(
     The tensors in ``obj`` must not change until the handle's ``wait()`` or ``backward()`` returned.
     """
     channel_name(channel)
-    pair = pair_for(dst, group, group_dst, "dst")
+    pair = pair_of(dst, group, group_dst, "dst")
     watch(pair)
     return SentObject(pair, obj, channel, timeout)
 
