@@ -61,7 +61,8 @@ class Pair:
         self._frames: dict[int, Frame] = {}
         # By sequence number, all that has not been seen to complete: they own the memory that is still being read.
         self.in_flight: dict[int, Outgoing] = {}
-        self.mailbox: Any = None  # of the gradients that come back from this peer; see autograd
+        # Takes the messages of one channel, which may come between any others; see autograd/mailbox.py.
+        self.mailbox: Any = None
         self.window = torch.zeros(link.window, dtype=torch.uint8, device="cpu")
         self.window_view = view_of(self.window)
         self._window_pending: Pending | None = None
@@ -151,6 +152,7 @@ class Pair:
                 self.post_window()
             finally:
                 self.receiving.release()
+                self._tell_mailbox()
 
     def hold_receiving(self, incoming: Incoming, deadline: Deadline) -> None:
         """Take the receiving direction: one thread at a time moves the posted receives on.
@@ -178,10 +180,16 @@ class Pair:
         """Give the receiving direction back, with a window posted for a receive that was queued meanwhile."""
         self._post_for_first()
         self.receiving.release()
+        self._tell_mailbox()
         # It may have been queued between the look and the release, by a thread that found the direction taken.
         if self.posted and self._window_pending is None and self.receiving.acquire(blocking=False):
             self._post_for_first()
             self.receiving.release()
+            self._tell_mailbox()
+
+    def _tell_mailbox(self) -> None:
+        if self.mailbox is not None:
+            self.mailbox.wake()
 
     def _post_for_first(self) -> None:
         if self.posted and self.closed is None:
@@ -199,6 +207,12 @@ class Pair:
                 return False
             self.posted.remove(incoming)
             return True
+
+    def post_if_idle(self, incoming: Incoming) -> None:
+        """Queue a receive unless there is one already; the receiving direction is held."""
+        with self._queue:
+            if not self.posted:
+                self.posted.append(incoming)
 
     def begin_first(self) -> Incoming:
         """The receive whose turn it is; from now on it can no longer be withdrawn."""

@@ -84,7 +84,7 @@ def test_a_receiver_that_leaves_is_told(backend: str) -> None:
     run_ranks(ranks, 2, backend=backend, may_die=[1], group_timeout=30)
 
 
-def test_an_object_where_gradients_are_due_and_gradients_where_an_object_is_due(backend: str) -> None:
+def test_an_object_where_gradients_are_due(backend: str) -> None:
     def ranks(rank: int) -> None:
         if rank == 0:
             sent = autograd.send_object({"h": _hidden()}, 1, channel="hidden")
@@ -92,16 +92,53 @@ def test_an_object_where_gradients_are_due_and_gradients_where_an_object_is_due(
                 sent.backward()
             assert caught.value.channel == "hidden"
             sent.backward()
-            with pytest.raises(objcomm.ProtocolError, match=r"'objcomm\.gradients' arrived"):
-                objcomm.recv_object(1)
             assert objcomm.recv_object(1) == "next"
         else:
             received = autograd.recv_object(0, channel="hidden")
             objcomm.send_object("an object", 0, channel="other")
             received.obj["h"].sum().backward()
             received.send_grads()
+            objcomm.send_object("next", 0)
+
+    run_ranks(ranks, 2, backend=backend)
+
+
+def test_gradients_that_nobody_can_expect(backend: str) -> None:
+    def ranks(rank: int) -> None:
+        if rank == 0:
+            objcomm.send_object({"h": _hidden()}, 1)
+            with pytest.raises(objcomm.ProtocolError, match=r"'objcomm\.gradients' arrived"):
+                objcomm.recv_object(1)
+            assert objcomm.recv_object(1) == "next"
+        else:
+            received = autograd.recv_object(0)
             received.send_grads()
             objcomm.send_object("next", 0)
+
+    run_ranks(ranks, 2, backend=backend)
+
+
+def test_errors_between_other_objects_are_those_of_the_backward_pass(backend: str) -> None:
+    def ranks(rank: int) -> None:
+        if rank == 0:
+            sent = autograd.send_object({"h": _hidden()}, 1, channel="hidden")
+            assert objcomm.recv_object(1) == "first"
+            assert objcomm.recv_object(1) == "second"
+            with pytest.raises(objcomm.PeerError, match="generator") as caught:
+                sent.backward()
+            assert caught.value.channel == "hidden"
+            sent.backward()
+        else:
+            received = autograd.recv_object(0, channel="hidden")
+            received.obj["h"].sum().backward()
+            objcomm.send_object("first", 0)
+            grad: Any = received.leaves[0].grad
+            grad.generator = (i for i in range(3))
+            with pytest.raises(objcomm.EncodeError, match="generator"):
+                received.send_grads()
+            objcomm.send_object("second", 0)
+            del grad.generator
+            received.send_grads()
 
     run_ranks(ranks, 2, backend=backend)
 

@@ -2,7 +2,8 @@
 
 The message is an ordinary object on a channel of its own, ``[sequence, count, {number: gradient, ...}]``: the sequence
 number that the object had on its way there, how many of its tensors required grad there, and the gradients, by the
-numbers of the codec. A tensor that has no gradient is not in it.
+numbers of the codec. A tensor that has no gradient is not in it. Such a message may come where a receive waits for an
+object: it goes into the mailbox, and the receive goes on waiting.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ import torch
 
 from ..deadline import Deadline
 from ..errors import ObjcommError, ProtocolError
-from ..incoming import Incoming
-from ..p2p import expect
+from ..incoming import Incoming, take_one
 from ..pair import Pair
-from ..work import advance
 
 CHANNEL = "objcomm.gradients"
 
@@ -48,31 +47,25 @@ class Mailbox:
     What arrives for an object whose handle was dropped is dropped too.
     """
 
+    channel = CHANNEL
+
     def __init__(self) -> None:
         self._addressees: WeakValueDictionary[int, Addressee] = WeakValueDictionary()
-        self._posted: deque[Incoming] = deque()
+        self._errors: deque[ObjcommError] = deque()
         self._changed = threading.Condition()
-        self._receiving = False
         self._adding = threading.Lock()
 
     @contextmanager
     def adding(self, addressee: Addressee) -> Iterator[Callable[[int], None]]:
         """An object is sent meanwhile. The caller says its sequence number, whose gradients ``addressee`` then gets.
 
-        No gradient can be taken before its addressee is known.
+        No gradient can be delivered before its addressee is known.
         """
         with self._adding:
             yield lambda sequence: self._addressees.__setitem__(sequence, addressee)
 
-    def post(self, pair: Pair) -> None:
-        """Post the receive of one message ahead, for whichever object it is."""
-        incoming = expect(pair, CHANNEL, None, None, has_handle=True)
-        advance(incoming)
-        with self._changed:
-            self._posted.append(incoming)
-
     def take(self, pair: Pair, addressee: Addressee, deadline: Deadline) -> Gradients:
-        """Wait for the next message of one addressee; others get theirs meanwhile.
+        """Wait for the next message of one addressee. One thread at a time receives, and others get theirs meanwhile.
 
         Raises:
             TransferTimeout: it did not come in time.
@@ -81,25 +74,50 @@ class Mailbox:
         """
         while True:
             with self._changed:
-                if not self._changed.wait_for(lambda: addressee.arrived or not self._receiving, deadline.remaining()):
-                    raise pair.busy("waiting for gradients from")
+                # Whoever has the receiving direction wakes the others when it delivers something or gives it back.
+                while not (addressee.arrived or self._errors or pair.receiving.acquire(blocking=False)):
+                    if not self._changed.wait(deadline.remaining()):
+                        raise pair.busy("receiving from")
                 if addressee.arrived:
                     return addressee.arrived.popleft()
-                self._receiving = True
+                if self._errors:
+                    raise self._errors.popleft()
             try:
                 self._receive(pair, deadline)
             finally:
-                with self._changed:
-                    self._receiving = False
-                    self._changed.notify_all()
+                pair.release_receiving()
 
     def _receive(self, pair: Pair, deadline: Deadline) -> None:
-        incoming = self._posted.popleft() if self._posted else expect(pair, CHANNEL, None, None, has_handle=False)
-        sequence, gradients = _read(incoming.wait(deadline), pair)
+        """Take one message off the pair, whoever it is for."""
+        pair.check_open()
+        own = Incoming(pair, CHANNEL, None, None, has_handle=False)
+        pair.post_if_idle(own)
+        take_one(pair, deadline)
+        if own.done:
+            self.deliver(own)
+        elif pair.closed is not None:
+            raise pair.closed
+
+    def deliver(self, incoming: Incoming) -> None:
+        """Hand over what a receive that is over has got."""
+        try:
+            sequence, gradients = _read(incoming.wait(Deadline(0)), incoming.pair)
+        except ObjcommError as error:
+            with self._changed:
+                self._errors.append(error)
+                self._changed.notify_all()
+            return
         with self._adding:
             addressee = self._addressees.get(sequence)
-        if addressee is not None:
-            addressee.arrived.append(gradients)
+        with self._changed:
+            if addressee is not None:
+                addressee.arrived.append(gradients)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """The receiving direction was given back."""
+        with self._changed:
+            self._changed.notify_all()
 
 
 def mailbox_of(pair: Pair) -> Mailbox:

@@ -49,14 +49,6 @@ class SentObject(Addressee):
         """Block until the receiver has taken the object; as :meth:`objcomm.ObjectWork.wait`. The handle lets it go."""
         self._work.wait(timeout)
 
-    def irecv_grads(self) -> None:
-        """Post the receive of the gradients ahead, so that their transfer overlaps with what is computed meanwhile.
-
-        :meth:`backward` takes them then. Objects that this rank receives from the same peer later come after them.
-        """
-        with about(self._channel, self._what()):
-            mailbox_of(self._pair).post(self._pair)
-
     def backward(self, *, retain_graph: bool = False, timeout: float | None = None) -> None:
         """Receive the gradients of the object, and run the backward pass from its tensors; see :func:`backward`."""
         backward([self], retain_graph=retain_graph, timeout=timeout)

@@ -102,8 +102,6 @@ def first_rank(text: Text, options: argparse.Namespace) -> bool:
         contexts = [_context(step, *pair, batches) for pair in zip(batches, hidden, strict=True)]
         sent = [autograd.isend_object(context, 1, channel="context") for context in contexts]
         for one in sent:
-            one.irecv_grads()
-        for one in sent:
             one.backward()
         optimizer.step()
         optimizer.zero_grad()
