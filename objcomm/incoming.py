@@ -83,12 +83,12 @@ class Incoming:
         """
         if not self.done:
             pair = self.pair
-            pair.hold_receiving(self, deadline)
-            try:
-                while not self.done:
-                    take_one(pair, deadline)
-            finally:
-                pair.release_receiving()
+            if pair.hold_receiving(self, deadline):
+                try:
+                    while not self.done:
+                        take_one(pair, deadline)
+                finally:
+                    pair.release_receiving()
         if self._error is not None:
             raise self._error
         return self._value

@@ -339,6 +339,27 @@ def test_threads_take_their_own_gradients() -> None:
     run_ranks(ranks, 2, backend="gloo")
 
 
+def test_large_gradients_keep_their_memory_while_others_arrive(backend: str) -> None:
+    def ranks(rank: int) -> None:
+        parameters = [torch.nn.Parameter(torch.full((300_000,), float(i))) for i in range(4)]
+        for step in range(3):
+            for i, parameter in enumerate(parameters):
+                if rank == 0:
+                    autograd.send_object({"p": parameter}, 1).backward()
+                else:
+                    received = autograd.recv_object(0)
+                    (received.obj["p"] * (10 * i + step + 1)).sum().backward()
+                    received.send_grads()
+        for i, parameter in enumerate(parameters):
+            if rank == 0:
+                assert parameter.grad is not None
+                assert set(parameter.grad.tolist()) == {float(3 * 10 * i + 6)}
+            else:
+                assert parameter.grad is None
+
+    run_ranks(ranks, 2, backend=backend)
+
+
 def test_objects_and_gradients_in_one_direction(backend: str) -> None:
     """Two ranks with two stages each: rank 0 has the first and the third, so each direction carries both."""
 

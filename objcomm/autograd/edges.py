@@ -77,7 +77,9 @@ class _Departure(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: torch.Tensor) -> tuple[None, torch.Tensor | None, None]:
-        return None, ctx.gradient[0], None
+        # Nobody else holds it, so that a parameter's gradient may become this very memory.
+        gradient, ctx.gradient[0] = ctx.gradient[0], None
+        return None, gradient, None
 
 
 _depart: Any = _Departure.apply

@@ -52,7 +52,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._addressees: WeakValueDictionary[int, Addressee] = WeakValueDictionary()
         self._errors: deque[ObjcommError] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._adding = threading.Lock()
 
     @contextmanager
@@ -73,19 +73,20 @@ class Mailbox:
             ObjcommError: as for any receive.
         """
         while True:
-            with self._changed:
-                # Whoever has the receiving direction wakes the others when it delivers something or gives it back.
-                while not (addressee.arrived or self._errors or pair.receiving.acquire(blocking=False)):
-                    if not self._changed.wait(deadline.remaining()):
-                        raise pair.busy("receiving from")
+            with self._lock:
                 if addressee.arrived:
                     return addressee.arrived.popleft()
                 if self._errors:
                     raise self._errors.popleft()
-            try:
-                self._receive(pair, deadline)
-            finally:
-                pair.release_receiving()
+            taken = pair.turn.take(lambda: addressee.arrived or self._errors, deadline)
+            if taken is None:
+                raise pair.busy("receiving from")
+            if taken:
+                try:
+                    if not (addressee.arrived or self._errors):
+                        self._receive(pair, deadline)
+                finally:
+                    pair.release_receiving()
 
     def _receive(self, pair: Pair, deadline: Deadline) -> None:
         """Take one message off the pair, whoever it is for."""
@@ -103,21 +104,13 @@ class Mailbox:
         try:
             sequence, gradients = _read(incoming.wait(Deadline(0)), incoming.pair)
         except ObjcommError as error:
-            with self._changed:
-                self._errors.append(error)
-                self._changed.notify_all()
-            return
-        with self._adding:
-            addressee = self._addressees.get(sequence)
-        with self._changed:
+            self._errors.append(error)
+        else:
+            with self._adding:
+                addressee = self._addressees.get(sequence)
             if addressee is not None:
                 addressee.arrived.append(gradients)
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        """The receiving direction was given back."""
-        with self._changed:
-            self._changed.notify_all()
+        incoming.pair.turn.changed()
 
 
 def mailbox_of(pair: Pair) -> Mailbox:

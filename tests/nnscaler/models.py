@@ -200,7 +200,8 @@ class Far(nn.Module):
         holder = hold(x)
         for layer in self.layers[1:]:
             x = layer(x)
-        return unhold(x, holder).sum()
+        x = unhold(x, holder)
+        return x.sum()
 
 
 @nnscaler.register_op("n^ d^, ? -> n^ d^")
