@@ -1,5 +1,6 @@
 """objcomm moves Python objects of unknown size between the ranks of a PyTorch job."""
 
+from . import autograd
 from .codec.generated import register_generated
 from .collectives import broadcast_object
 from .config import configure, settings
@@ -32,6 +33,7 @@ __all__ = [
     "TransferTimeout",
     "TrustError",
     "UsageError",
+    "autograd",
     "broadcast_object",
     "configure",
     "exchange_objects",

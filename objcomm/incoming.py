@@ -34,16 +34,39 @@ class Incoming:
     Its outcome, an object or an error, is kept until somebody waits for it.
     """
 
-    __slots__ = ("_device", "_error", "_inline", "_into", "_value", "begun", "channel", "done", "has_handle", "pair")
+    __slots__ = (
+        "_device",
+        "_error",
+        "_inline",
+        "_into",
+        "_value",
+        "begun",
+        "channel",
+        "done",
+        "has_handle",
+        "pair",
+        "requiring_grad",
+        "sequence",
+    )
 
     def __init__(
-        self, pair: Pair, channel: str, device: torch.device | None, into: object | None, *, has_handle: bool
+        self,
+        pair: Pair,
+        channel: str,
+        device: torch.device | None,
+        into: object | None,
+        *,
+        has_handle: bool,
+        track_grad: bool = False,
     ) -> None:
         self.pair = pair
         self.channel = channel
         self.done = False
         self.begun = False
         self.has_handle = has_handle
+        # Once it is done: the tensors of the object that require grad, if somebody wants to know; see Plan.
+        self.requiring_grad: dict[int, torch.Tensor] | None = {} if track_grad else None
+        self.sequence = -1
         self._device = device
         self._into = into
         self._inline: Frame | None = None
@@ -60,25 +83,31 @@ class Incoming:
         """
         if not self.done:
             pair = self.pair
-            pair.hold_receiving(self, deadline)
-            try:
-                while not self.done:
-                    try:
-                        pair.begin_first()._receive(deadline)
-                    finally:
-                        pair.end_first()
-            finally:
-                pair.release_receiving()
+            if pair.hold_receiving(self, deadline):
+                try:
+                    while not self.done:
+                        take_one(pair, deadline)
+                finally:
+                    pair.release_receiving()
         if self._error is not None:
             raise self._error
         return self._value
 
-    def _receive(self, deadline: Deadline) -> None:
+    def receive(self, deadline: Deadline) -> None:
+        """Take one message off the pair, which is this one's, unless it is one that has a mailbox."""
         pair = self.pair
+        mine = True
         try:
             if pair.closed is not None:
                 pair.check_open()
-            self._value = self._take(deadline)
+            header, body, inline = self._take(deadline)
+            mailbox = pair.mailbox
+            if mailbox is not None and body.channel == mailbox.channel and body.channel != self.channel:
+                mine = header.kind is Kind.GOODBYE
+            if mine:
+                self._value = self._open(header, body, inline, deadline)
+            else:
+                self._pass_on(header, body, inline, deadline)
         except ObjcommError as error:
             self._error = error.locate(rank=pair.rank, peer=pair.peer, channel=self.channel)
         except BaseException:
@@ -87,10 +116,22 @@ class Incoming:
                 self._error = pair.closed
             raise
         finally:
-            self.done = True
-            self._into = None
+            if mine:
+                self.done = True
+                self._into = None
 
-    def _take(self, deadline: Deadline) -> object:
+    def _pass_on(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> None:
+        pair = self.pair
+        other = Incoming(pair, body.channel, None, None, has_handle=False)
+        other._inline, self._inline = self._inline, None
+        try:
+            other._value = other._open(header, body, inline, deadline)
+        except ObjcommError as error:
+            other._error = error.locate(rank=pair.rank, peer=pair.peer, channel=body.channel)
+        other.done = True
+        pair.mailbox.deliver(other)
+
+    def _take(self, deadline: Deadline) -> tuple[Header, Body, torch.Tensor]:
         pair = self.pair
         header = self._take_header(deadline)
         frame, inline = self._take_frame(header, deadline)
@@ -98,6 +139,10 @@ class Incoming:
             body = read_body(frame, header)
         except ProtocolError as error:
             raise pair.refuse(error) from None
+        return header, body, inline
+
+    def _open(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> object:
+        pair = self.pair
         if header.kind is not Kind.DATA:
             notice = unpack_notice(body.skeleton)
             if header.kind is Kind.GOODBYE:
@@ -125,6 +170,7 @@ class Incoming:
                 )
         except (ProtocolError, LimitError) as error:
             raise pair.refuse(error.locate(channel=self.channel, phase="head")) from None
+        self.sequence = header.sequence
         pair.next_received += 1
         counters.messages_received += 1
         return header
@@ -212,6 +258,8 @@ class Incoming:
             # A signal, or an exit that the code of a class asked for. The message was taken whole, so the order holds.
             self._error = DecodeError("interrupted while the object was being rebuilt", phase="decode")
             raise
+        if self.requiring_grad is not None:
+            self.requiring_grad = plan.requiring_grad()
         counters.objects_received += 1
         if self._inline is not None and not plan.keeps_inline:
             pair.return_frame(self._inline)
@@ -246,6 +294,16 @@ class Incoming:
             counters.messages_received += message_count(nbytes)
             counters.bytes_received += nbytes
         pair.post_ahead()
+
+
+def take_one(pair: Pair, deadline: Deadline) -> None:
+    """Take the next message off a pair, for the first receive that is posted; the receiving direction is held."""
+    first = pair.begin_first()
+    try:
+        first.receive(deadline)
+    finally:
+        if first.done:
+            pair.end_first()
 
 
 class _Refused(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .codec import Encoded, encode
 from .config import settings
@@ -71,9 +71,17 @@ class Outgoing:
 
 
 def send(
-    pairs: Sequence[Pair], obj: object, channel: str, deadline: Deadline, *, forbid_grad: bool = False
+    pairs: Sequence[Pair],
+    obj: object,
+    channel: str,
+    deadline: Deadline,
+    *,
+    forbid_grad: bool = False,
+    leaving: Callable[[Encoded], None] | None = None,
 ) -> list[Outgoing]:
     """Encode ``obj`` once and post it to every pair. What cannot be sent is announced to the receivers in its place.
+
+    ``leaving`` is called with what is about to leave.
 
     Raises:
         EncodeError, TrustError, LimitError: the object cannot be sent; the receivers were told; the pairs stay usable.
@@ -92,6 +100,8 @@ def send(
                 f"the message has {content.nbytes} bytes, max_bytes is {wanted.max_bytes}",
                 hint="raise max_bytes on all ranks, or send the object in parts",
             )
+        if leaving is not None:
+            leaving(encoded)
     except BaseException as error:
         # Whatever it was, an interrupt too: the receivers must not wait for what will not come.
         for pair in pairs:

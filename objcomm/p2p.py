@@ -60,7 +60,7 @@ def send_object(
         else:
             context = objcomm.recv_object(src=0)
     """
-    pair = _pair(dst, group, group_dst, "dst")
+    pair = pair_of(dst, group, group_dst, "dst")
     deadline = deadline_for(pair, timeout)
     send([pair], obj, channel, deadline)[0].wait(deadline)
 
@@ -100,7 +100,7 @@ def recv_object(
         TransferTimeout: nothing came in time; the pair is closed.
         UsageError: as in :func:`send_object`.
     """
-    pair = _pair(src, group, group_src, "src")
+    pair = pair_of(src, group, group_src, "src")
     deadline = deadline_for(pair, timeout)
     return expect(pair, channel, device, into, has_handle=False).wait(deadline)
 
@@ -119,7 +119,7 @@ def isend_object(
     The tensors in ``obj`` must not change until the handle's ``wait()`` returned: their own memory is being read.
     Arguments and errors as in :func:`send_object`; an object that cannot be sent raises here, all else in ``wait()``.
     """
-    pair = _pair(dst, group, group_dst, "dst")
+    pair = pair_of(dst, group, group_dst, "dst")
     watch(pair)
     return ObjectWork(send([pair], obj, channel, deadline_for(pair, timeout)), obj, timeout)
 
@@ -139,7 +139,7 @@ def irecv_object(
     Several may be posted ahead; objects come in the order of the calls, whichever handle is waited for first.
     Arguments and errors as in :func:`recv_object`; the errors are raised in ``wait()``.
     """
-    pair = _pair(src, group, group_src, "src")
+    pair = pair_of(src, group, group_src, "src")
     deadline_for(pair, timeout)  # a wrong time-out is told here, before anything is posted
     incoming = expect(pair, channel, device, into, has_handle=True)
     advance(incoming)
@@ -162,7 +162,7 @@ def exchange_objects(
     Returns the peer's object. Arguments and errors as in :func:`send_object` and :func:`recv_object`; where this rank's
     object cannot be sent, the peer's is still taken, so that the pair stays usable.
     """
-    pair = _pair(peer, group, group_peer, "peer")
+    pair = pair_of(peer, group, group_peer, "peer")
     deadline = deadline_for(pair, timeout)
     incoming = expect(pair, channel, device, into, has_handle=False)
     try:
@@ -218,7 +218,7 @@ def move_object(
     if src == dst:
         return ObjectWork.over(obj) if async_op else obj
     if rank == src:
-        pair = _pair(dst, group, None, "dst")
+        pair = pair_of(dst, group, None, "dst")
         if async_op:
             watch(pair)
         deadline = deadline_for(pair, timeout)
@@ -234,15 +234,19 @@ def move_object(
     return received
 
 
-def _pair(rank: int | None, group: ProcessGroup | None, group_rank: int | None, name: str) -> Pair:
+def pair_of(rank: int | None, group: ProcessGroup | None, group_rank: int | None, name: str) -> Pair:
+    """The pair that a call means by ``rank`` or ``group_rank``; ``name`` is what it calls the former."""
     if _C._len_torch_dispatch_stack() and _C._get_dispatch_mode(_C._TorchDispatchModeKey.FAKE) is not None:
         raise UsageError("under FakeTensorMode no memory is real", hint="send and receive outside of it")
     return pair_for(group, rank, group_rank, name)
 
 
-def expect(pair: Pair, channel: str, device: Device, into: object | None, *, has_handle: bool) -> Incoming:
+def expect(
+    pair: Pair, channel: str, device: Device, into: object | None, *, has_handle: bool, track_grad: bool = False
+) -> Incoming:
+    """Queue a receive, its arguments checked."""
     channel_name(channel)
-    incoming = Incoming(pair, channel, _target(device), into, has_handle=has_handle)
+    incoming = Incoming(pair, channel, _target(device), into, has_handle=has_handle, track_grad=track_grad)
     pair.expect(incoming)
     return incoming
 

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,7 @@ from .deadline import Deadline
 from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout
 from .hostmemory import view_of
 from .transport import Link, Pending
+from .turn import Turn
 from .wire import card
 from .wire.frame import Terms, agree
 
@@ -61,11 +62,14 @@ class Pair:
         self._frames: dict[int, Frame] = {}
         # By sequence number, all that has not been seen to complete: they own the memory that is still being read.
         self.in_flight: dict[int, Outgoing] = {}
+        # Takes the messages of one channel, which may come between any others; see autograd/mailbox.py.
+        self.mailbox: Any = None
         self.window = torch.zeros(link.window, dtype=torch.uint8, device="cpu")
         self.window_view = view_of(self.window)
         self._window_pending: Pending | None = None
         self.sending = threading.Lock()
         self.receiving = threading.Lock()
+        self.turn = Turn(self.receiving)
         self._queue = threading.Lock()
         self._terms: Terms | None = None
         self.agreed = False
@@ -150,19 +154,22 @@ class Pair:
                 self.post_window()
             finally:
                 self.receiving.release()
+                self.turn.changed()
 
-    def hold_receiving(self, incoming: Incoming, deadline: Deadline) -> None:
+    def hold_receiving(self, incoming: Incoming, deadline: Deadline) -> bool:
         """Take the receiving direction: one thread at a time moves the posted receives on.
 
+        Returns whether it was taken; if not, another thread has completed this receive meanwhile.
         A receive that has a handle keeps its place, so that it can be waited for again. One that has none must not
         take a message that nobody would get: it is withdrawn, or the pair is closed if it is too late for that.
         """
         try:
-            if self.receiving.acquire(blocking=False) or self.receiving.acquire(timeout=deadline.remaining()):
-                return
+            taken = self.turn.take(lambda: incoming.done, deadline)
         except BaseException:
             self._withdraw(incoming)
             raise
+        if taken is not None:
+            return taken
         error = TransferTimeout(
             f"nothing arrived from rank {self.peer} in time: another thread waits for it, or for what comes before",
             rank=self.rank,
@@ -177,10 +184,12 @@ class Pair:
         """Give the receiving direction back, with a window posted for a receive that was queued meanwhile."""
         self._post_for_first()
         self.receiving.release()
+        self.turn.changed()
         # It may have been queued between the look and the release, by a thread that found the direction taken.
         if self.posted and self._window_pending is None and self.receiving.acquire(blocking=False):
             self._post_for_first()
             self.receiving.release()
+            self.turn.changed()
 
     def _post_for_first(self) -> None:
         if self.posted and self.closed is None:
@@ -199,6 +208,12 @@ class Pair:
             self.posted.remove(incoming)
             return True
 
+    def post_if_idle(self, incoming: Incoming) -> None:
+        """Queue a receive unless there is one already; the receiving direction is held."""
+        with self._queue:
+            if not self.posted:
+                self.posted.append(incoming)
+
     def begin_first(self) -> Incoming:
         """The receive whose turn it is; from now on it can no longer be withdrawn."""
         with self._queue:
@@ -209,6 +224,7 @@ class Pair:
     def end_first(self) -> None:
         with self._queue:
             self.posted.popleft()
+        self.turn.changed()
 
     def post_window(self) -> None:
         """Post the receive of a head, unless it is posted already."""

@@ -494,3 +494,19 @@ def test_what_was_moved_lives_no_longer_than_its_users(backend: str) -> None:
         assert [ref() for ref in refs[:-3]] == [None] * (len(refs) - 3)
 
     run_ranks(ranks, backend=backend)
+
+
+def test_a_receive_that_is_over_is_not_held_up_by_the_next(backend: str) -> None:
+    """A thread that moves receives on may be waiting for the next message already, which depends on this one."""
+
+    def ranks(rank: int) -> None:
+        for i in range(200):
+            if rank == 0:
+                first, second = objcomm.irecv_object(1), objcomm.irecv_object(1)
+                objcomm.send_object(first.wait(), 1)
+                assert second.wait() == [i]
+            else:
+                objcomm.send_object(i, 0)
+                objcomm.send_object([objcomm.recv_object(0)], 0)
+
+    run_ranks(ranks, 2, backend=backend, timeout=60, group_timeout=10)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import objcomm
+from objcomm import autograd
 
 from . import compare, launch, model, report
 from .progress import Progress
@@ -95,16 +96,13 @@ def first_rank(text: Text, options: argparse.Namespace) -> bool:
     worst = 0.0
     for step in range(options.steps):
         batches = [text.batch(step, micro) for micro in range(_MICRO_BATCHES)]
-        replies = [objcomm.irecv_object(1, channel="gradient") for _ in batches]
         hidden = [stage(batch.tokens, batch.mask, batch.positions) for batch in batches]
+        for output in hidden:
+            output.retain_grad()
         contexts = [_context(step, *pair, batches) for pair in zip(batches, hidden, strict=True)]
-        sends = [objcomm.isend_object(context, 1, channel="context") for context in contexts]
-        gradients = []
-        for output, reply in zip(hidden, replies, strict=True):
-            gradients.append(cast(Context, reply.wait()))
-            output.backward(gradients[-1]["hidden"])
-        for send in sends:
-            send.wait()
+        sent = [autograd.isend_object(context, 1, channel="context") for context in contexts]
+        for one in sent:
+            one.backward()
         optimizer.step()
         optimizer.zero_grad()
         summary = cast(Context, objcomm.recv_object(1, channel="summary"))
@@ -121,6 +119,8 @@ def first_rank(text: Text, options: argparse.Namespace) -> bool:
     mine = objcomm.stats()
     theirs, hardest = cast("tuple[dict[str, int], tuple[float, Line]]", objcomm.recv_object(1, channel="totals"))
     progress.show(options.steps, "measuring the transfers")
+    contexts = [{**context, "hidden": context["hidden"].detach()} for context in contexts]
+    gradients = [{"hidden": output.grad} for output in hidden]
     timings = {
         "context of a micro-batch": compare.time_both(contexts, 1),
         "gradient that comes back": compare.time_both(gradients, 1),
@@ -138,24 +138,22 @@ def second_rank(text: Text, options: argparse.Namespace) -> bool:
     optimizer = model.optimizer(stage)
     reference = Reference(text, options.seed)
     for step in range(options.steps):
-        arriving = [objcomm.irecv_object(0, channel="context") for _ in range(_MICRO_BATCHES)]
-        sends = []
+        arriving = [autograd.irecv_object(0, channel="context") for _ in range(_MICRO_BATCHES)]
+        returning = []
         total = 0.0
         by_line: list[tuple[float, Line]] = []
-        for work in arriving:
-            context = cast(Context, work.wait())
-            hidden = context["hidden"].requires_grad_()
+        for received in arriving:
+            context: Context = received.wait()
             attention: Mapping[str, torch.Tensor] = context["attention"]
-            losses = stage(hidden, attention["mask"], attention["positions"], context["targets"])
+            losses = stage(context["hidden"], attention["mask"], attention["positions"], context["targets"])
             loss = losses.sum() * context["scale"]
             loss.backward()
             total += loss.item()
             mean = [loss / length for loss, length in zip(losses.tolist(), context["lengths"], strict=True)]
             by_line += zip(mean, context["lines"], strict=True)
-            answer = {"hidden": hidden.grad, "step": context["step"], "loss": loss.item()}
-            sends.append(objcomm.isend_object(answer, 0, channel="gradient"))
-        for send in sends:
-            send.wait()
+            returning.append(received.isend_grads())
+        for work in returning:
+            work.wait()
         optimizer.step()
         optimizer.zero_grad()
         alone = reference.step(step)
@@ -197,7 +195,7 @@ class Reference:
 def _context(step: int, batch: Batch, hidden: torch.Tensor, batches: list[Batch]) -> Context:
     """What the second stage needs: nothing of it has a size that is known before."""
     return {
-        "hidden": hidden.detach(),
+        "hidden": hidden,
         "attention": {"mask": batch.mask, "positions": batch.positions},
         "targets": batch.targets,
         "lengths": batch.lengths,

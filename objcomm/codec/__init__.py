@@ -20,7 +20,7 @@ import torch
 
 from ..config import Trust
 from ..errors import DecodeError, EncodeError, ObjcommError, TrustError
-from . import codes, instances, opaque, path, registry
+from . import codes, history, instances, opaque, path, registry
 from . import skeleton as _skeleton
 from .build import Builder
 from .encoded import Encoded
@@ -109,6 +109,8 @@ class Plan:
         self._segments = segments
         self._restricted = restricted
         self._filling: Filling | None = None
+        self._leaves: list[Any] = []
+        self._builder: Builder | None = None
 
     @property
     def keeps_inline(self) -> bool:
@@ -171,13 +173,20 @@ class Plan:
             if self._filling is not None:
                 leaves = self._filling.fill(leaves)
             builder = Builder(parsed, self._entries, self._restricted, leaves)
-            return builder.build()
+            obj = builder.build()
+            self._leaves, self._builder = leaves, builder
+            return obj
         except Exception as error:
             located = decoding_error(error, parsed, builder)
             raise located from _cause(located, error)
         finally:
             if collecting:
                 gc.enable()
+
+    def requiring_grad(self) -> dict[int, torch.Tensor]:
+        """After :meth:`build`: the tensors of the object that require grad, by numbers that both ends know them by."""
+        builder = self._builder
+        return {} if builder is None else history.numbered(self._leaves, builder.composites, builder.streamed)
 
 
 def parse(

@@ -53,6 +53,7 @@ class Builder:
         self._in_tree = False
         self.composites: list[Any] = []
         self.opaque: list[Any] = []
+        self.streamed: dict[int, Any] = {}
         self.shared: list[Any] = []
 
     def build(self) -> Any:
@@ -67,7 +68,8 @@ class Builder:
         if parsed.stream is not None:
             stream = parsed.stream
             buffers = [self._memory[index] for index in stream.buffers]
-            opaque.load(self._memory[stream.at], buffers, self._out_of_band, stream.leaves, self.opaque)
+            stored = self._memory[stream.at]
+            opaque.load(stored, buffers, self._out_of_band, stream.leaves, self.opaque, self.streamed)
         self.restart()
         tree = self.unpack(parsed.tree)
         if not parsed.definitions:

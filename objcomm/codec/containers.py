@@ -128,8 +128,8 @@ def _check_rows(offsets: Any, lengths: Any, size: int) -> None:
 
 
 def _from_dense(parts: list[Any]) -> Any:
-    (dense,) = parts
-    return tensor_part(dense).to_mkldnn()
+    dense, requires_grad = parts
+    return requiring(tensor_part(dense).to_mkldnn(), requires_grad)
 
 
 def _from_masked(parts: list[Any]) -> Any:
@@ -151,7 +151,12 @@ def _masked(obj: Any) -> list[Any]:
 KINDS = (
     Kind("sparse_coo", lambda obj: _is_layout(obj, torch.sparse_coo), _coordinates, _from_coordinates),
     Kind("sparse_compressed", lambda obj: _is_layout(obj, *_COMPRESSED), _compressed, _from_compressed),
-    Kind("mkldnn", lambda obj: _is_layout(obj, _torch._mkldnn), lambda obj: [obj.to_dense()], _from_dense),
+    Kind(
+        "mkldnn",
+        lambda obj: _is_layout(obj, _torch._mkldnn),
+        lambda obj: [obj.to_dense(), obj.requires_grad],
+        _from_dense,
+    ),
     Kind("nested", lambda obj: answers_to(obj, r"NestedTensor\w+"), _nested, _from_nested),
     Kind("jagged", _is_jagged, _jagged, _from_jagged),
     Kind("masked", _is_masked, _masked, _from_masked),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from . import history
 from .memory import Memory
 
 
@@ -17,14 +18,21 @@ class Encoded:
         opaque: it holds at least one pickled leaf.
     """
 
-    __slots__ = ("_memory", "inline_bytes", "opaque", "segments", "skeleton")
+    __slots__ = ("_memory", "_sources", "inline_bytes", "opaque", "segments", "skeleton")
 
-    def __init__(self, skeleton: bytes, memory: Memory | None = None, opaque: bool = False) -> None:
+    def __init__(
+        self,
+        skeleton: bytes,
+        memory: Memory | None = None,
+        opaque: bool = False,
+        sources: history.Sources | None = None,
+    ) -> None:
         self.skeleton = skeleton
         self.inline_bytes: int = 0 if memory is None else memory.inline_bytes
         self.segments: list[torch.Tensor] = [] if memory is None else memory.segments
         self.opaque = opaque
         self._memory = memory
+        self._sources = sources
 
     @classmethod
     def of_skeleton(cls, skeleton: bytes) -> Encoded:
@@ -40,3 +48,8 @@ class Encoded:
         """The same at an address, which saves the making of a tensor: on the way of a small message that counts."""
         if self._memory is not None:
             self._memory.write_at(address)
+
+    def requiring_grad(self) -> dict[int, torch.Tensor]:
+        """The tensors of the object that require grad, by the numbers that the receiver's plan has for them."""
+        leaves = [] if self._memory is None else self._memory.leaves
+        return (self._sources or history.Sources()).numbered(leaves)

@@ -166,7 +166,10 @@ KINDS = (
     Kind("attributes", lambda obj: type(obj) in _OWN and bool(obj.__dict__), _with_attributes, _from_attributes),
     Kind("bits", lambda obj: answers_to(obj, "Conjugate|Negative"), _without_bits, _from_bits),
     Kind(
-        "zero", lambda obj: answers_to(obj, "ZeroTensor"), lambda obj: [obj.clone()], lambda parts: tensor_part(*parts)
+        "zero",
+        lambda obj: answers_to(obj, "ZeroTensor"),
+        lambda obj: [obj.clone(), obj.requires_grad],
+        lambda parts: requiring(*parts),
     ),
     Kind("meta", lambda obj: answers_to(obj, "Meta"), _meta, _from_meta),
     Kind("quantized", lambda obj: answers_to(obj, r"Quantized\w+"), _quantized, _from_quantized),

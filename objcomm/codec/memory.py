@@ -193,6 +193,11 @@ class Memory:
         self.layout = layout
 
     @property
+    def leaves(self) -> list[Any]:
+        """Tensors, arrays and memoryviews, by number."""
+        return self._sources.leaves
+
+    @property
     def table(self) -> list[Any]:
         """The table, in types that msgpack has."""
         return self.layout.table

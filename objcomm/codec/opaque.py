@@ -12,6 +12,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -68,7 +69,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if id(obj) in self._reduced:  # a second time, so it is not finished: it would be built from half of itself
                 raise EncodeError(f"{describe(obj)} contains itself")
             self._reduced.add(id(obj))
-            return _rebuild_composite, parts
+            number = self._scan.history.add_streamed(obj, parts[1])
+            return _rebuild_composite, (parts if number is None else (*parts, number))
         return super().reducer_override(obj)
 
 
@@ -156,7 +158,7 @@ def failure(obj: Any, forbid_grad: bool = False) -> Exception | None:
     return None
 
 
-def _rebuild_composite(name: str, parts: list[Any]) -> Any:
+def _rebuild_composite(name: str, parts: list[Any], number: int | None = None) -> Any:
     entry = registry.named(name)
     if entry is None:
         raise DecodeError(f"no composite named {name!r} is registered here")
@@ -164,14 +166,23 @@ def _rebuild_composite(name: str, parts: list[Any]) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, buffers: Sequence[Any], out_of_band: Callable[[int], Any]) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffers: Sequence[Any],
+        out_of_band: Callable[[int], Any],
+        numbered: dict[int, Any],
+    ) -> None:
         super().__init__(file, buffers=buffers)
         self._out_of_band = out_of_band
+        self._numbered = numbered
 
     def persistent_load(self, pid: Any) -> Any:
         return self._out_of_band(pid)
 
     def find_class(self, module: str, name: str) -> Any:
+        if name == "_rebuild_composite" and module == __name__:
+            return partial(_rebuild_numbered, self._numbered)
         sys.audit("pickle.find_class", module, name)
         found = _find(module, name)
         if found is _BARE:
@@ -208,11 +219,27 @@ def _referred(module: str, qualname: str, code: str, file: str) -> Any:
     return found
 
 
-def load(stream: Any, buffers: Sequence[Any], out_of_band: Callable[[int], Any], count: int, into: list[Any]) -> None:
+def _rebuild_numbered(numbered: dict[int, Any], name: str, parts: list[Any], number: int | None = None) -> Any:
+    obj = _rebuild_composite(name, parts)
+    if number is not None:
+        numbered[number] = obj
+    return obj
+
+
+def load(
+    stream: Any,
+    buffers: Sequence[Any],
+    out_of_band: Callable[[int], Any],
+    count: int,
+    into: list[Any],
+    numbered: dict[int, Any],
+) -> None:
     """Unpickle ``count`` leaves, appending each. Only cluster trust may come here.
+
+    Composites that have a number go into ``numbered`` as well.
 
     An exception of a leaf passes through; ``len(into)`` is then its number.
     """
-    unpickler = _Unpickler(io.BytesIO(stream), buffers, out_of_band)
+    unpickler = _Unpickler(io.BytesIO(stream), buffers, out_of_band, numbered)
     for _ in range(count):
         into.append(unpickler.load())

@@ -11,7 +11,7 @@ from msgpack import ExtType, Timestamp
 
 from ..config import Trust
 from ..errors import EncodeError, TrustError
-from . import arrays, classes, codes, generated, numpy_values, registry, tensors, values
+from . import arrays, classes, codes, generated, history, numpy_values, registry, tensors, values
 from .codes import Part, ext, indexed
 from .instances import ClassTable
 from .levels import Entangled, Trouble
@@ -39,6 +39,7 @@ class Parts:
         mistaken: some container holds what msgpack would mistake for something else, so the tree has to be rewritten.
         leaves: what the pickle stream holds.
         composites: name and parts of each, in front of those that it is a part of.
+        history: those of them that require grad.
         dataclasses: those that occur. Their instances keep their identity.
         repeats: something that may hold such an instance occurs more than once.
     """
@@ -51,6 +52,7 @@ class Parts:
         self.mistaken = False
         self.leaves: list[Any] = []
         self.composites: list[tuple[str, list[Any]]] = []
+        self.history = history.Sources()
         self.dataclasses: set[type] = set()
         self.repeats = False
         self._memory: MemoryWriter | None = None
@@ -208,6 +210,7 @@ class Parts:
         finally:
             self._no_pickle = outer
             self._open.discard(key)
+        self.history.add_composite(len(self.composites), obj, parts)
         self.composites.append((name, parts))
         return indexed(codes.COMPOSITE, len(self.composites) - 1)
 

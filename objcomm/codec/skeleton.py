@@ -114,7 +114,7 @@ def _pack_walked(obj: Any, scan: Scan) -> Encoded:
     names = [name for name, _ in scan.composites]
     tables = packing.pack([memory and memory.table, names, scan.classes.entries, entry, len(definitions)], scan.part)
     head = _HEADER.pack(TABLES, len(tables), len(composites))
-    return Encoded(b"".join((head, tables, composites, tree)), memory, entry is not None)
+    return Encoded(b"".join((head, tables, composites, tree)), memory, entry is not None, scan.history)
 
 
 def _pack_tree(obj: Any, scan: Scan, definitions: list[Part]) -> bytes:

@@ -233,6 +233,16 @@ def gradient_lost(rank: int, case: Case, name: str) -> tuple[str, str]:
     return "nothing", ""
 
 
+def trained(rank: int, case: Case, name: str) -> tuple[str, str]:
+    """Train one step. Returns what was raised."""
+    with _generated(rank, case, name) as module:
+        try:
+            arrived(module.train_step([sample(index) for index in range(case.samples)]))
+        except Exception as error:
+            return type(error).__name__, str(error)
+    return "nothing", ""
+
+
 def call_module(rank: int, case: Case, name: str) -> int:
     """Call the generated module as any other, and compare loss and parameters after a step."""
     from nnscaler import build_optimizer

@@ -188,6 +188,22 @@ class Hidden(nn.Module):
         return x.sum()
 
 
+class Far(nn.Module):
+    """The same, but used in the last stage only."""
+
+    def __init__(self, num_layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(num_layers))
+
+    def forward(self, x: Tensor, content: Any) -> Tensor:
+        x = self.layers[0](x)
+        holder = hold(x)
+        for layer in self.layers[1:]:
+            x = layer(x)
+        x = unhold(x, holder)
+        return x.sum()
+
+
 @nnscaler.register_op("n^ d^, ? -> n^ d^")
 def add_bias(x: Tensor, content: Any) -> Any:
     return x + content["content"]["bias"]

@@ -191,3 +191,32 @@ def test_a_gradient_is_never_lost_silently(pool: Pool, version: str) -> None:
     assert "channel" in sender[1] and "adapter" in sender[1]
     assert ".value" in sender[1]
     assert receiver[0] == "PeerError"
+
+
+# An object with a tensor that has a history is made in the first stage and used in all others.
+HIDDEN = {
+    "1f1b": staged("Hidden", TWO | SCHEDULE),
+    "gpipe": staged("Hidden", TWO | {"schedule": "gpipe", "micros": 4}),
+    "replicated 1 to 2": staged("Hidden", {"cuts": (1,), "devices": ((0,), (1, 2))} | SCHEDULE),
+    "replicated 2 to 2": staged("Hidden", {"cuts": (1,), "devices": ((0, 1), (2, 3))}),
+    "interleaved": staged("Hidden", INTERLEAVED, {"num_layers": 4}),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_gradient_is_refused_in_every_schedule(pool: Pool, version: str, name: str) -> None:
+    case = HIDDEN[name]
+    raised = pool.run("tests.nnscaler.jobs:trained", case.plan, case, f"refused-{name}".replace(" ", "-"))
+    assert raised[0][0] == "EncodeError" and "would be lost" in raised[0][1], raised
+    assert {error for error, _ in raised} <= {"EncodeError", "PeerError"}, raised
+    assert any(error == "PeerError" for error, _ in raised), raised
+
+
+def test_a_gradient_between_stages_of_one_device_is_an_error_of_torch(pool: Pool, version: str) -> None:
+    """On 0.8 nothing is sent; 0.9 passes the object on through the stage between, on the other device."""
+    case = staged("Far", {"cuts": (1, 2), "devices": ((0,), (1,), (0,))})
+    raised = pool.run("tests.nnscaler.jobs:trained", case.plan, case, "refused-one-device")
+    if version == "0.8":
+        assert raised[0][0] == "RuntimeError" and "backward through the graph a second time" in raised[0][1], raised
+    else:
+        assert [error for error, _ in raised] == ["EncodeError", "PeerError"], raised
