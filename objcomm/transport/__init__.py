@@ -4,6 +4,17 @@ from .accelerators import kind_here
 from .base import Link, Pending, message_count
 from .control import init_control
 from .groups import Peer, rank_in, resolve
-from .routes import link
+from .routes import describe, link
 
-__all__ = ["Link", "Peer", "Pending", "init_control", "kind_here", "link", "message_count", "rank_in", "resolve"]
+__all__ = [
+    "Link",
+    "Peer",
+    "Pending",
+    "describe",
+    "init_control",
+    "kind_here",
+    "link",
+    "message_count",
+    "rank_in",
+    "resolve",
+]

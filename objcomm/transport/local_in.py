@@ -1,0 +1,182 @@
+"""What this rank receives from a peer of the same host: see local_out for what is on the socket."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from ..deadline import Deadline
+from ..errors import ObjcommError, PeerError, TransferTimeout
+from ..hostmemory import view_of
+from . import local_memory
+from .base import Pending
+from .local_out import COUNT, OVER, PLACE, TURN_SECONDS
+from .local_socket import RECORD_BYTES, Connection, Gone, Outbox, Reader, bytes_of, is_small
+
+
+class Inbound:
+    """The direction from the peer to this rank. Receives are served in the order of posting, whoever waits."""
+
+    def __init__(self, connection: Connection, *, pid: int, reads: bool, spins: bool) -> None:
+        self._connection = connection
+        self._pid = pid
+        self._reads = reads
+        self._reader = Reader(connection.incoming, spins)
+        self._outbox = Outbox(connection, connection.incoming)
+        self._reading = threading.Lock()
+        self._posted: deque[_Arriving] = deque()
+        self._places: deque[tuple[int, int]] = deque()
+        self._scratch = memoryview(bytearray(RECORD_BYTES))
+        self._got: list[int] = []
+        self._read = 0
+        self._last: tuple[torch.Tensor | None, memoryview] = (None, memoryview(b""))
+
+    def recv(self, tensor: torch.Tensor) -> Pending:
+        """Post the receive of one transfer of at most the length of ``tensor``, flat uint8 on the CPU."""
+        last, view = self._last
+        if last is not tensor:
+            view = view_of(tensor)
+            if is_small(tensor):
+                self._last = (tensor, view)
+            elif not view:
+                return OVER
+        return self._post([(tensor, view)], exact=False)
+
+    def recv_all(self, tensors: Sequence[torch.Tensor]) -> Pending:
+        """Post receives of exactly the lengths of ``tensors``."""
+        return self._post(bytes_of(tensors), exact=True)
+
+    def _post(self, targets: list[tuple[torch.Tensor, memoryview]], *, exact: bool) -> Pending:
+        self._connection.check()
+        if not targets:
+            return OVER
+        arriving = _Arriving(self, targets, exact)
+        self._posted.append(arriving)
+        return arriving
+
+    def serve(self, wanted: _Arriving, deadline: Deadline) -> None:
+        """Move receives on until ``wanted`` is over."""
+        reading = self._reading
+        while not wanted.over:
+            if reading.acquire(blocking=False) or reading.acquire(timeout=min(deadline.remaining(), TURN_SECONDS)):
+                try:
+                    while not wanted.over:
+                        self._serve_first(deadline)
+                finally:
+                    reading.release()
+            elif deadline.expired:
+                raise self._connection.fail(self._too_late(deadline))
+
+    def _serve_first(self, deadline: Deadline) -> None:
+        first = self._posted[0]
+        try:
+            self._take(first, deadline)
+        except ObjcommError as error:
+            first.error = error
+        first.over = True
+        first.targets = []
+        self._posted.popleft()
+
+    def _take(self, arriving: _Arriving, deadline: Deadline) -> None:
+        """Fill what is not filled yet; may be interrupted and called again."""
+        self._connection.check()
+        targets = arriving.targets
+        while arriving.filled < len(targets):
+            tensor, view = targets[arriving.filled]
+            if len(view) <= RECORD_BYTES or not self._reads:
+                self._stream(arriving, view, deadline)
+            else:
+                self._pull(arriving, tensor, len(view), deadline)
+        if arriving.pulled:
+            # While this can be told, the peer has not let go of its memory, so what was read is what was sent.
+            with self._outbox.lock:
+                queued = self._outbox.put(COUNT.pack(self._read), None)
+            if queued and self._outbox.hung_up():
+                raise self._connection.lost("it was closed while its memory was being read")
+
+    def _stream(self, arriving: _Arriving, view: memoryview, deadline: Deadline) -> None:
+        rest = view[arriving.streamed : arriving.streamed + RECORD_BYTES]
+        got = self._got
+        try:
+            self._await(rest, deadline)
+        finally:
+            # Also where a signal was handled as soon as the record was there.
+            if got:
+                self._count(arriving, got.pop(), len(rest), len(view))
+
+    def _count(self, arriving: _Arriving, nbytes: int, due: int, whole: int) -> None:
+        if nbytes != due and (nbytes > due or arriving.exact or whole > RECORD_BYTES):
+            raise self._connection.fail(
+                PeerError(f"rank {self._connection.peer} sent {nbytes} bytes where {due} were due")
+            )
+        arriving.streamed += nbytes
+        if nbytes < due or arriving.streamed == whole:
+            arriving.streamed = 0
+            arriving.filled += 1
+
+    def _pull(self, arriving: _Arriving, tensor: torch.Tensor, nbytes: int, deadline: Deadline) -> None:
+        connection = self._connection
+        if not self._places:
+            got = self._got
+            try:
+                self._await(self._scratch, deadline)
+            finally:
+                if got:
+                    record = self._scratch[: got.pop()]
+                    self._places.extend(PLACE.iter_unpack(record[: len(record) // PLACE.size * PLACE.size]))
+        address, announced = self._places[0] if self._places else (0, 0)
+        if announced != nbytes:
+            raise connection.fail(
+                PeerError(f"rank {connection.peer} offered {announced} bytes where {nbytes} were due")
+            )
+
+        def keep_on() -> None:
+            connection.check()
+            if deadline.expired:
+                raise connection.fail(self._too_late(deadline))
+
+        try:
+            local_memory.read(self._pid, address, tensor.data_ptr(), nbytes, keep_on)
+        except OSError as error:
+            what = f"the memory of rank {connection.peer} cannot be read, which it may have lost: {error}"
+            raise connection.fail(PeerError(what)) from None
+        self._places.popleft()
+        self._read += 1
+        arriving.pulled = True
+        arriving.filled += 1
+
+    def _await(self, view: memoryview, deadline: Deadline) -> None:
+        try:
+            if self._reader.take(view, deadline, self._got):
+                return
+        except Gone as error:
+            raise self._connection.lost(error) from None
+        raise self._connection.fail(self._too_late(deadline))
+
+    def _too_late(self, deadline: Deadline) -> TransferTimeout:
+        return TransferTimeout(f"rank {self._connection.peer} did not come within {deadline.seconds:g} s")
+
+
+class _Arriving:
+    """Receives posted together. Keeps alive the memory that they fill."""
+
+    __slots__ = ("_inbound", "error", "exact", "filled", "over", "pulled", "streamed", "targets")
+
+    def __init__(self, inbound: Inbound, targets: list[tuple[torch.Tensor, memoryview]], exact: bool) -> None:
+        self._inbound = inbound
+        self.targets = targets
+        self.exact = exact
+        self.filled = 0
+        self.streamed = 0
+        self.pulled = False
+        self.over = False
+        self.error: ObjcommError | None = None
+
+    def wait(self, deadline: Deadline) -> None:
+        if not self.over:
+            self._inbound.serve(self, deadline)
+        if self.error is not None:
+            raise self.error
