@@ -11,8 +11,8 @@ from torch.distributed import ProcessGroup, get_process_group_ranks
 from .errors import UsageError
 from .outgoing import send
 from .p2p import Device, irecv_object
-from .pairs import pair_with
-from .transport import rank_in, resolve
+from .pairs import pair_for
+from .transport import rank_in
 from .wire.frame import channel_name
 from .work import ObjectWork, deadline_for, watch
 
@@ -69,8 +69,7 @@ def broadcast_object(
         arriving = irecv_object(src, group=group, channel=channel, device=device, timeout=timeout)
         work = cast("ObjectWork[T]", arriving)
     else:
-        peers = [resolve(group, member, None, "ranks") for member in dict.fromkeys(members) if member != src]
-        pairs = [pair_with(peer) for peer in peers]
+        pairs = [pair_for(group, member, None, "ranks") for member in dict.fromkeys(members) if member != src]
         if not pairs:
             return ObjectWork.over(obj) if async_op else obj
         for pair in pairs:

@@ -3,7 +3,7 @@
 from .accelerators import kind_here
 from .base import Link, Pending, message_count
 from .control import init_control
-from .groups import Peer, rank_in, resolve
+from .groups import Peer, rank_in, resolve, standing
 from .routes import describe, link
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "message_count",
     "rank_in",
     "resolve",
+    "standing",
 ]

@@ -8,37 +8,26 @@ the connection within the host, or the process group as if this file did not exi
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
-import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from ..deadline import Deadline
 from ..errors import ObjcommError, PeerError, TransferTimeout
-from . import local_connect
 from .base import Failed, Pending
-from .local_connect import Apart, Ended
-from .local_meeting import Meeting, Record, record_of_this_process, why_apart
+from .local_connect import Apart, Both
+from .local_contact import Contact
 
 _log = logging.getLogger("objcomm")
 
-_FIRST_NAP_SECONDS = 0.0005
-_LONGEST_NAP_SECONDS = 0.05
-# How often to look whether the peer, which has not made contact, is gone.
-_FIRST_LOOK_SECONDS = 0.25
-_LONGEST_LOOK_SECONDS = 10.0
-# A peer that gives up says so in the store, and closes the connection.
-_LAST_WORD_SECONDS = 2.0
 _EXIT_SECONDS = 1.0
-_MAX_REASON = 500
 
 
 class Way(Protocol):
@@ -54,7 +43,7 @@ class Way(Protocol):
 class Direct:
     """The connection within the host."""
 
-    def __init__(self, made: local_connect.Both, peer: int) -> None:
+    def __init__(self, made: Both, peer: int) -> None:
         self._connection = made.connection
         self._peer = peer
         self.send = made.out.send
@@ -94,11 +83,9 @@ class LocalLane:
         """``ranks`` are those of this rank and of the peer within the group."""
         self._rank = rank
         self._peer = peer
-        self._side = 0 if ranks[0] < ranks[1] else 1
         low, high = sorted(ranks)
-        mine = record_of_this_process(allowed)
-        self._listener: socket.socket | None = None
-        self._meeting = Meeting(store, f"objcomm/local/{low}-{high}", self._side, mine)
+        name = f"objcomm/local/{low}-{high}"
+        self._contact = Contact(store, name, (rank, peer), lower=ranks[0] == low, allowed=allowed)
         self._group_way = group_way
         self._look = look
         self._timeout = timeout
@@ -111,8 +98,8 @@ class LocalLane:
         self._failure: ObjcommError | None = None
         self._thread: threading.Thread | None = None
         _lanes.add(self)
-        if mine.why_not:
-            self._choose_group(f"on rank {rank}: {mine.why_not}")
+        if self._contact.why_not:
+            self._choose_group(self._contact.why_not)
             self._start(self._decline)
 
     @property
@@ -185,11 +172,11 @@ class LocalLane:
             self._queue.append(queued)
             if self._thread is None:
                 self._until = Deadline(self._timeout).at
-                self._start(self._negotiate)
+                self._start(self._make_contact)
         return queued
 
     def _start(self, run: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=run, name=f"objcomm-local-{self._side}-{self._peer}", daemon=True)
+        self._thread = threading.Thread(target=run, name=f"objcomm-local-{self._rank}-{self._peer}", daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:  # the interpreter ends
@@ -201,84 +188,31 @@ class LocalLane:
             self._failure = error
             self._queue.clear()
             self._chosen.set()
+            self._contact.stopped.set()
         return error
 
     def _decline(self) -> None:
         try:
-            self._meeting.publish()
+            self._contact.decline()
         except RuntimeError as error:
             _log.debug("rank %d could not tell rank %d which way it takes: %s", self._rank, self._peer, error)
 
-    def _negotiate(self) -> None:
+    def _make_contact(self) -> None:
         try:
             try:
-                made = self._meet_and_connect()
+                made = self._contact.make(self._check_wanted, self._look)
             except Apart as apart:
-                self._meeting.publish(gave_up=str(apart)[:_MAX_REASON])
                 self._choose_group(str(apart))
             else:
-                if made is not None:
-                    self._choose(Direct(made, self._peer), f"within the host; {made.how}")
-            self._meeting.forget()
+                self._choose(Direct(made, self._peer), f"within the host; {made.how}")
         except Exception as error:
             if not isinstance(error, ObjcommError):
                 error = PeerError(f"contact with rank {self._peer} could not be made: {error}")
             with self._lock:
                 self._fail(error)
-            self._leave(self._failure or error)
-        finally:
-            self._stop_listening()
-
-    def _meet_and_connect(self) -> local_connect.Both | None:
-        """The connection, or ``None`` after choosing the process group because of what the records say."""
-        meeting = self._meeting
-        if self._side == 0:
-            try:
-                self._listener = local_connect.listen(meeting.mine.token)
-            except OSError as error:
-                why_not = f"no Unix socket can be had: {error}"
-                meeting.publish(why_not=why_not)
-                self._choose_group(f"on rank {self._rank}: {why_not}")
-                return None
-        meeting.publish()
-        nap = _FIRST_NAP_SECONDS
-        patience = _Patience(self)
-        while (theirs := meeting.meet()) is None:
-            patience.keep_on()
-            self._chosen.wait(nap)
-            nap = min(_LONGEST_NAP_SECONDS, nap * 1.5)
-        self._obey(theirs)
-        apart = self._why_apart(theirs)
-        if apart:
-            self._choose_group(apart)
-            return None
-        try:
-            if self._listener is not None:
-                return local_connect.join_as_listener(self._listener, meeting.mine, theirs, self._peer, patience.ask)
-            made = local_connect.connect(theirs.token)
-            return local_connect.join_as_connector(made, meeting.mine, theirs, self._peer, patience.ask)
-        except Ended:
-            self._hear_last_word()
-
-    def _why_apart(self, theirs: Record) -> str:
-        mine = self._meeting.mine
-        if self._side == 0:
-            return why_apart(mine, theirs, self._rank, self._peer)
-        return why_apart(theirs, mine, self._peer, self._rank)
-
-    def _obey(self, theirs: Record | None) -> None:
-        """What the peer's record says about giving up."""
-        if theirs is not None and theirs.gave_up:
-            if theirs.closed:
-                raise PeerError(f"rank {self._peer} has closed the connection: {theirs.gave_up}")
-            raise Apart(theirs.gave_up)
-
-    def _hear_last_word(self) -> NoReturn:
-        deadline = Deadline(_LAST_WORD_SECONDS)
-        while not deadline.expired:
-            self._obey(self._meeting.look())
-            time.sleep(_LONGEST_NAP_SECONDS)
-        raise PeerError(f"the connection to rank {self._peer} is gone: it was closed while it was being made")
+                reason = self._failure or error
+            if self._contact.leave(reason.text):
+                self._group_way.close()
 
     def _choose_group(self, why: str) -> None:
         self._choose(self._group_way, f"over the process group: {why}")
@@ -297,36 +231,12 @@ class LocalLane:
             self._chosen.set()
         _log.debug("rank %d and rank %d exchange %s", self._rank, self._peer, how)
 
-    def _leave(self, error: ObjcommError) -> None:
-        """Tell a peer that comes later, or has come already, that nobody is here any more."""
-        with contextlib.suppress(RuntimeError, ValueError):
-            self._meeting.publish(gave_up=error.text[:_MAX_REASON], closed=True)
-            theirs = self._meeting.look()
-            if theirs is not None and self._why_apart(theirs):
-                # It may have chosen the process group already, and wait there.
-                self._group_way.close()
-
-    def _stop_listening(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-
-    def check_wanted(self) -> None:
+    def _check_wanted(self) -> None:
         """Raise if nobody waits for the choice any more."""
         if self._failure is not None:
             raise self.failure_of()
         if time.monotonic() > self._until:
             raise TransferTimeout(f"rank {self._peer} did not come within {self._timeout:g} s")
-
-    def look_at_peer(self) -> None:
-        """Raise if the peer is known to be gone."""
-        self._look()
-
-    def heed_record(self) -> None:
-        """Raise what the peer's record says about giving up, if it does."""
-        theirs = self._meeting.look()
-        if theirs is not None and theirs.saw == self._meeting.mine.token:
-            self._obey(theirs)
 
     def end(self) -> None:
         """The process ends: a thread that is inside a store then takes the process down with it."""
@@ -339,28 +249,7 @@ class LocalLane:
 
     def after_fork(self) -> None:
         """In a forked child: let go of what was inherited."""
-        self._stop_listening()
-
-
-class _Patience:
-    """While nothing comes: whether to go on waiting, asked as often as each answer is worth."""
-
-    def __init__(self, lane: LocalLane) -> None:
-        self._lane = lane
-        self._pause = _FIRST_LOOK_SECONDS
-        self._next_look = time.monotonic() + self._pause
-
-    def keep_on(self) -> None:
-        self._lane.check_wanted()
-        if time.monotonic() > self._next_look:
-            self._lane.look_at_peer()
-            self._pause = min(_LONGEST_LOOK_SECONDS, 2 * self._pause)
-            self._next_look = time.monotonic() + self._pause
-
-    def ask(self) -> None:
-        """The same for a peer that has made contact."""
-        self.keep_on()
-        self._lane.heed_record()
+        self._contact.stop_listening()
 
 
 class _Queued:
