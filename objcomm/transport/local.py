@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from ..deadline import Deadline
 from ..errors import ObjcommError, PeerError, TransferTimeout
 from .base import Failed, Pending
 from .local_connect import Apart, Both
 from .local_contact import Contact
+from .local_meeting import Store
 
 _log = logging.getLogger("objcomm")
 
@@ -63,6 +63,7 @@ class LocalLane:
     """Both directions between this rank and one peer, for CPU memory: directly, or over ``group_way``.
 
     Args:
+        store: gives the group's store, on a connection in which nobody waits.
         look: raises if the peer is known to be gone; it is asked while the peer has not made contact.
     """
 
@@ -70,7 +71,7 @@ class LocalLane:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Callable[[], Store],
         rank: int,
         peer: int,
         ranks: tuple[int, int],

@@ -29,12 +29,15 @@ class Contact:
     """This end of the contact; ``ranks`` are the global ranks of this process and the peer.
 
     Args:
+        store: gives the store, on a connection in which nobody waits.
         lower: whether this rank is the lower of the two in the group: that one listens.
         name: of the two records in the store.
         allowed: whether this rank takes part at all.
     """
 
-    def __init__(self, store: Store, name: str, ranks: tuple[int, int], *, lower: bool, allowed: bool) -> None:
+    def __init__(
+        self, store: Callable[[], Store], name: str, ranks: tuple[int, int], *, lower: bool, allowed: bool
+    ) -> None:
         self._ranks = ranks
         self._lower = lower
         self._meeting = Meeting(store, name, 0 if lower else 1, record_of_this_process(allowed))

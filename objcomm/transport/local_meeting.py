@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -96,7 +97,8 @@ def why_apart(low: Record, high: Record, low_rank: int, high_rank: int) -> str:
 class Meeting:
     """This rank's record for one peer, and the peer's for this rank."""
 
-    def __init__(self, store: Store, name: str, side: int, mine: Record) -> None:
+    def __init__(self, store: Callable[[], Store], name: str, side: int, mine: Record) -> None:
+        """``store`` gives the store, and may take its time."""
         self._store = store
         self._keys = (f"{name}/{side}", f"{name}/{1 - side}")
         self.mine = mine
@@ -108,7 +110,7 @@ class Meeting:
             RuntimeError: the store does not answer.
         """
         self.mine = dataclasses.replace(self.mine, **changes)
-        self._store.set(self._keys[0], json.dumps(dataclasses.asdict(self.mine)))
+        self._store().set(self._keys[0], json.dumps(dataclasses.asdict(self.mine)))
 
     def look(self) -> Record | None:
         """The peer's record, fresh or not; ``None`` while it has none. Never waits.
@@ -117,9 +119,10 @@ class Meeting:
             RuntimeError: the store does not answer.
             ValueError: what lies there is no record.
         """
-        if not self._store.check([self._keys[1]]):
+        store = self._store()
+        if not store.check([self._keys[1]]):
             return None
-        text = self._store.get(self._keys[1])
+        text = store.get(self._keys[1])
         if len(text) > _MAX_RECORD_BYTES:
             raise ValueError(f"a record of {len(text)} bytes")
         values = json.loads(text)
@@ -148,4 +151,4 @@ class Meeting:
     def forget(self) -> None:
         """Remove the peer's record, which has been read for the last time."""
         with contextlib.suppress(RuntimeError):
-            self._store.delete_key(self._keys[1])
+            self._store().delete_key(self._keys[1])

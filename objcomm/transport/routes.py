@@ -31,6 +31,7 @@ from .c10d import ElasticLane
 from .control import control_of
 from .lanes import ExactLane
 from .local import LocalLane
+from .stores import second_line
 
 ELASTIC_WINDOW = 64 << 10
 EXACT_WINDOW = 4 << 10
@@ -68,7 +69,7 @@ class GroupLink:
                 hint="call objcomm.init_control() on all ranks right after making the group",
             )
         self._local = LocalLane(
-            self.store,
+            second_line(group),
             self.rank,
             self.peer,
             (group.rank(), peer_group_rank),
