@@ -43,17 +43,20 @@ class Inbound:
                 self._last = (tensor, view)
             elif not view:
                 return OVER
-        return self._post([(tensor, view)], exact=False)
+        connection = self._connection
+        if connection.failure is not None:
+            connection.check()
+        arriving = _Arriving(self, [(tensor, view)], False)
+        self._posted.append(arriving)
+        return arriving
 
     def recv_all(self, tensors: Sequence[torch.Tensor]) -> Pending:
         """Post receives of exactly the lengths of ``tensors``."""
-        return self._post(bytes_of(tensors), exact=True)
-
-    def _post(self, targets: list[tuple[torch.Tensor, memoryview]], *, exact: bool) -> Pending:
         self._connection.check()
+        targets = bytes_of(tensors)
         if not targets:
             return OVER
-        arriving = _Arriving(self, targets, exact)
+        arriving = _Arriving(self, targets, True)
         self._posted.append(arriving)
         return arriving
 
@@ -73,32 +76,37 @@ class Inbound:
     def _serve_first(self, deadline: Deadline) -> None:
         first = self._posted[0]
         try:
-            self._take(first, deadline)
+            if self._connection.failure is not None:
+                self._connection.check()
+            while first.filled < len(first.targets):
+                tensor, view = first.targets[first.filled]
+                if len(view) <= RECORD_BYTES or not self._reads:
+                    self._stream(first, view, deadline)
+                else:
+                    self._pull(first, tensor, len(view), deadline)
+            if first.pulled:
+                self._acknowledge()
         except ObjcommError as error:
             first.error = error
+        # An interrupt lets it be served again, which does nothing twice.
         first.over = True
         first.targets = []
         self._posted.popleft()
 
-    def _take(self, arriving: _Arriving, deadline: Deadline) -> None:
-        """Fill what is not filled yet; may be interrupted and called again."""
-        self._connection.check()
-        targets = arriving.targets
-        while arriving.filled < len(targets):
-            tensor, view = targets[arriving.filled]
-            if len(view) <= RECORD_BYTES or not self._reads:
-                self._stream(arriving, view, deadline)
-            else:
-                self._pull(arriving, tensor, len(view), deadline)
-        if arriving.pulled:
-            # While this can be told, the peer has not let go of its memory, so what was read is what was sent.
-            with self._outbox.lock:
-                queued = self._outbox.put(COUNT.pack(self._read), None)
-            if queued and self._outbox.hung_up():
-                raise self._connection.lost("it was closed while its memory was being read")
+    def _acknowledge(self) -> None:
+        """Tell the peer how much was read.
+
+        While it can be told it has not let go of its memory, so what was read is what was sent.
+        """
+        with self._outbox.lock:
+            queued = self._outbox.put(COUNT.pack(self._read), None)
+        if queued and self._outbox.hung_up():
+            raise self._connection.lost("it was closed while its memory was being read")
 
     def _stream(self, arriving: _Arriving, view: memoryview, deadline: Deadline) -> None:
-        rest = view[arriving.streamed : arriving.streamed + RECORD_BYTES]
+        rest = view
+        if len(view) > RECORD_BYTES:
+            rest = view[arriving.streamed : arriving.streamed + RECORD_BYTES]
         got = self._got
         try:
             self._await(rest, deadline)
@@ -113,7 +121,7 @@ class Inbound:
                 PeerError(f"rank {self._connection.peer} sent {nbytes} bytes where {due} were due")
             )
         arriving.streamed += nbytes
-        if nbytes < due or arriving.streamed == whole:
+        if whole <= RECORD_BYTES or arriving.streamed == whole:
             arriving.streamed = 0
             arriving.filled += 1
 

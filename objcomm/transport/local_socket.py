@@ -30,9 +30,12 @@ _log = logging.getLogger("objcomm")
 
 # Up to here bytes go through the socket, in one record: two copies cost less than a read and an acknowledgement.
 RECORD_BYTES = 64 << 10
-NOW = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
+NOW = int(getattr(socket, "MSG_DONTWAIT", 0)) | int(getattr(socket, "MSG_NOSIGNAL", 0))
 # recv_into then returns how long the record was, so that one that does not fit is noticed.
-_WHOLE = getattr(socket, "MSG_TRUNC", 0)
+_WHOLE = int(getattr(socket, "MSG_TRUNC", 0))
+# Arguments of recv_into, as map() takes them.
+_FROM_START = (0,)
+_WHOLE_NOW = (_WHOLE | NOW,)
 _BUFFER_BYTES = 1 << 20
 # A blocked call returns this often, and looks at the time.
 _SLICE_SECONDS = 1
@@ -82,11 +85,11 @@ class Reader:
         Raises:
             Gone: the other end is.
         """
-        into, nothing, now = (view,), (0,), (_WHOLE | NOW,)
+        into = (view,)
         recv_into = self._sock.recv_into
         try:
             try:
-                got.extend(map(recv_into, into, nothing, now))
+                got.extend(map(recv_into, into, _FROM_START, _WHOLE_NOW))
             except BlockingIOError:
                 if self._spun(into, got):
                     return True
@@ -95,7 +98,7 @@ class Reader:
         except ConnectionResetError:
             # Told once, before what is still to be read: the other end had something unread when it closed.
             try:
-                got.extend(map(recv_into, into, nothing, now))
+                got.extend(map(recv_into, into, _FROM_START, _WHOLE_NOW))
             except OSError as error:
                 raise Gone(str(error)) from None
             return True
@@ -118,7 +121,7 @@ class Reader:
             # Lets whoever shares the core go on, the other end in particular.
             os.sched_yield()
             try:
-                got.extend(map(recv_into, into, (0,), (_WHOLE | NOW,)))
+                got.extend(map(recv_into, into, _FROM_START, _WHOLE_NOW))
             except BlockingIOError:
                 if time.perf_counter() < end:
                     continue
@@ -138,7 +141,7 @@ class Reader:
                 poll.poll(left * 1000)
                 flags |= NOW
             try:
-                got.extend(map(recv_into, into, (0,), (flags,)))
+                got.extend(map(recv_into, into, _FROM_START, (flags,)))
                 return True
             except BlockingIOError:
                 if deadline.expired:
