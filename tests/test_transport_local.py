@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +80,39 @@ def test_why_memory_cannot_be_read() -> None:
     assert "pid namespace" in local_memory.why_not_read(0, address, b"0123456789abcdef")
     assert "ESRCH" in local_memory.why_not_read(2**22 + 1, address, b"0123456789abcdef")
     assert "EFAULT" in local_memory.why_not_read(os.getpid(), 8, b"0123456789abcdef")
+
+
+def test_memory_that_a_driver_has_mapped_is_open_to_its_own_process_alone() -> None:
+    """Such as the clock that the kernel shows to every process."""
+    regions = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("[vvar]")]
+    for region in regions:
+        address = int(region.split("-")[0], 16)
+        assert len(ctypes.string_at(address, 8)) == 8
+        assert not local_memory.readable(address, 8)
+    memory = torch.ones(100_000)
+    assert local_memory.readable(memory.data_ptr(), 400_000)
+    assert not local_memory.readable(8, 100)
+    assert not local_memory.readable(memory.data_ptr(), 1 << 46)
+
+
+def test_segments_that_only_their_owner_can_read_go_over_the_socket() -> None:
+    def ranks(rank: int) -> None:
+        sizes = [70_000, 3 * MIB, 65_537, 100, 65_536, 200_000, 5 * MIB]
+        closed = {65_537, 5 * MIB} if rank else {3 * MIB, 65_537, 200_000}
+        real = local_memory.readable
+        local_memory.readable = lambda address, nbytes: nbytes not in closed and real(address, nbytes)
+        there = link_to(1 - rank)
+        for _ in range(3):
+            sending = there.send_segments([filled(n, i + rank) for i, n in enumerate(sizes)])
+            into = [filled(n, 99) for n in sizes]
+            there.recv_segments(into[:3], [False] * 3).wait(Deadline(20))
+            there.recv_segments(into[3:], [False] * 4).wait(Deadline(20))
+            sending.wait(Deadline(20))
+            for i, one in enumerate(into):
+                assert (one == i + 1 - rank).all()
+        assert "within the host" in made_contact(rank)
+
+    run_ranks(ranks, backend="local")
 
 
 @pytest.mark.parametrize("forbidden_on", [[0], [1], [0, 1]])

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import objcomm
 from objcomm.errors import ObjcommError
-from objcomm.transport import describe, link, local_connect, local_contact, resolve, stores
+from objcomm.transport import describe, link, local_connect, local_contact, local_socket, resolve, stores
 from objcomm.transport.groups import store_of
 from objcomm.transport.local_meeting import Meeting, Record, record_of_this_process, why_apart
 from tests.ranks import run_ranks
@@ -203,6 +203,16 @@ def test_no_socket_can_be_had() -> None:
 
     for how in ways(prepare):
         assert how.startswith("over the process group: on rank 0: no Unix socket can be had: too many open files")
+
+
+@pytest.mark.parametrize("short_of", [0, 1])
+def test_buffers_that_no_record_fits_into(short_of: int) -> None:
+    def prepare(rank: int) -> None:
+        if rank == short_of:
+            local_socket.RECORD_BYTES = 1 << 30
+
+    for how in ways(prepare):
+        assert how.startswith("over the process group: no connection within this host: a socket has")
 
 
 def test_another_system() -> None:

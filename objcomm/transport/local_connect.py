@@ -20,7 +20,7 @@ from . import local_memory
 from .local_in import Inbound
 from .local_meeting import VERSION, Record
 from .local_out import Outbound
-from .local_socket import NOW, Connection, spinning_pays
+from .local_socket import NOW, Connection, TooSmall, prepare, spinning_pays
 
 _HELLO = struct.Struct("<8sII16sQ")  # magic, version, direction, token, where the token is in memory
 _MAGIC = b"OBJCLOCL"
@@ -97,7 +97,10 @@ def join_as_listener(listener: socket.socket, mine: Record, theirs: Record, peer
             if not _readable(listener, _LOOK_SECONDS):
                 keep_on()
                 continue
-            sock, _ = listener.accept()
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                raise Apart(f"no connection within this host: {error}") from error
             hello = _hear(sock, theirs, _HELLO_SECONDS, keep_on)
             if hello is None or hello[0] in by_direction:
                 sock.close()  # some stranger
@@ -163,6 +166,11 @@ def _hear(sock: socket.socket, theirs: Record, seconds: float | None, keep_on: K
 
 def _agree(out: socket.socket, into: socket.socket, address: int, theirs: Record, peer: int, keep_on: KeepOn) -> Both:
     """Each end tells the other whether it can read: that decides about the direction towards it."""
+    try:
+        for sock in (out, into):
+            prepare(sock)
+    except (OSError, TooSmall) as error:
+        raise Apart(f"no connection within this host: {error}") from error
     pid = _credentials(into)[0]
     why_not = local_memory.why_not_read(pid, address, bytes.fromhex(theirs.token))
     # On the socket on which data comes here, since that is what it is about. From here on there is no way back: the

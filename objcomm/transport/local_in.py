@@ -14,7 +14,8 @@ from ..hostmemory import view_of
 from . import local_memory
 from .base import Pending
 from .local_out import COUNT, OVER, PLACE, TURN_SECONDS
-from .local_socket import RECORD_BYTES, Connection, Gone, Outbox, Reader, bytes_of, is_small
+from .local_outbox import Outbox
+from .local_socket import RECORD_BYTES, Connection, Gone, Reader, bytes_of, is_small
 
 
 class Inbound:
@@ -83,7 +84,7 @@ class Inbound:
                 if len(view) <= RECORD_BYTES or not self._reads:
                     self._stream(first, view, deadline)
                 else:
-                    self._pull(first, tensor, len(view), deadline)
+                    self._fetch(first, tensor, view, deadline)
             if first.pulled:
                 self._acknowledge()
         except ObjcommError as error:
@@ -123,10 +124,29 @@ class Inbound:
         arriving.streamed += nbytes
         if whole <= RECORD_BYTES or arriving.streamed == whole:
             arriving.streamed = 0
+            arriving.place = None
             arriving.filled += 1
 
-    def _pull(self, arriving: _Arriving, tensor: torch.Tensor, nbytes: int, deadline: Deadline) -> None:
-        connection = self._connection
+    def _fetch(self, arriving: _Arriving, tensor: torch.Tensor, view: memoryview, deadline: Deadline) -> None:
+        """Take a transfer that the peer announces: from its memory, or from the records that follow."""
+        place = arriving.place
+        if place is None:
+            place = arriving.place = self._next_place(deadline)
+        address, nbytes = place
+        if nbytes != len(view):
+            raise self._connection.fail(
+                PeerError(f"rank {self._connection.peer} offered {nbytes} bytes where {len(view)} were due")
+            )
+        if not address:
+            self._stream(arriving, view, deadline)
+            return
+        self._read_memory(address, tensor.data_ptr(), nbytes, deadline)
+        self._read += 1
+        arriving.pulled = True
+        arriving.place = None
+        arriving.filled += 1
+
+    def _next_place(self, deadline: Deadline) -> tuple[int, int]:
         if not self._places:
             got = self._got
             try:
@@ -135,11 +155,10 @@ class Inbound:
                 if got:
                     record = self._scratch[: got.pop()]
                     self._places.extend(PLACE.iter_unpack(record[: len(record) // PLACE.size * PLACE.size]))
-        address, announced = self._places[0] if self._places else (0, 0)
-        if announced != nbytes:
-            raise connection.fail(
-                PeerError(f"rank {connection.peer} offered {announced} bytes where {nbytes} were due")
-            )
+        return self._places.popleft() if self._places else (0, 0)
+
+    def _read_memory(self, address: int, into: int, nbytes: int, deadline: Deadline) -> None:
+        connection = self._connection
 
         def keep_on() -> None:
             connection.check()
@@ -147,14 +166,10 @@ class Inbound:
                 raise connection.fail(self._too_late(deadline))
 
         try:
-            local_memory.read(self._pid, address, tensor.data_ptr(), nbytes, keep_on)
+            local_memory.read(self._pid, address, into, nbytes, keep_on)
         except OSError as error:
             what = f"the memory of rank {connection.peer} cannot be read, which it may have lost: {error}"
             raise connection.fail(PeerError(what)) from None
-        self._places.popleft()
-        self._read += 1
-        arriving.pulled = True
-        arriving.filled += 1
 
     def _await(self, view: memoryview, deadline: Deadline) -> None:
         try:
@@ -171,7 +186,7 @@ class Inbound:
 class _Arriving:
     """Receives posted together. Keeps alive the memory that they fill."""
 
-    __slots__ = ("_inbound", "error", "exact", "filled", "over", "pulled", "streamed", "targets")
+    __slots__ = ("_inbound", "error", "exact", "filled", "over", "place", "pulled", "streamed", "targets")
 
     def __init__(self, inbound: Inbound, targets: list[tuple[torch.Tensor, memoryview]], exact: bool) -> None:
         self._inbound = inbound
@@ -179,6 +194,7 @@ class _Arriving:
         self.exact = exact
         self.filled = 0
         self.streamed = 0
+        self.place: tuple[int, int] | None = None
         self.pulled = False
         self.over = False
         self.error: ObjcommError | None = None

@@ -58,6 +58,19 @@ def read(pid: int, address: int, into: int, nbytes: int, keep_on: Callable[[], N
             keep_on()
 
 
+def readable(address: int, nbytes: int) -> bool:
+    """Whether other processes can read this memory, as far as its first and last byte tell.
+
+    Memory that a driver has mapped, as for pinned buffers, may be open to this process alone.
+    """
+    if _readv is None:
+        return False
+    got = ctypes.create_string_buffer(2)
+    here = _Span(ctypes.addressof(got), 2)
+    ends = (_Span * 2)(_Span(address, 1), _Span(address + nbytes - 1, 1))
+    return _readv(os.getpid(), here, 1, ends, 2, 0) == 2
+
+
 def why_not_read(pid: int, address: int, expected: bytes) -> str:
     """Why the memory of ``pid`` cannot be read from here; empty if ``expected`` was read at ``address``."""
     if pid <= 0:

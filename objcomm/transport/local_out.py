@@ -16,8 +16,10 @@ import torch
 from ..deadline import Deadline
 from ..errors import ObjcommError, TransferTimeout
 from ..hostmemory import view_of
+from . import local_memory
 from .base import Pending
-from .local_socket import RECORD_BYTES, Connection, Gone, Outbox, Reader, bytes_of, is_small
+from .local_outbox import Outbox
+from .local_socket import RECORD_BYTES, Connection, Gone, Reader, bytes_of, is_small
 
 PLACE = struct.Struct("<QQ")  # address and length of a transfer in the sender's memory
 COUNT = struct.Struct("<Q")  # transfers that were read since the beginning
@@ -69,26 +71,31 @@ class Outbound:
 
     def send_all(self, tensors: Sequence[torch.Tensor]) -> Pending:
         """Post several."""
-        number = 0
+        number = offered = 0
         places: list[bytes] = []
         with self._outbox.lock:
             for tensor, view in bytes_of(tensors):
                 if len(view) > RECORD_BYTES and self._is_read:
-                    places.append(PLACE.pack(tensor.data_ptr(), len(view)))
-                    continue
+                    address = tensor.data_ptr()
+                    if local_memory.readable(address, len(view)):
+                        places.append(PLACE.pack(address, len(view)))
+                        offered += 1
+                        continue
+                    places.append(PLACE.pack(0, len(view)))
                 number = self._offer(places) or number
                 for start in range(0, len(view), RECORD_BYTES):
                     number = self._outbox.put(view[start : start + RECORD_BYTES], tensor) or number
             number = self._offer(places) or number
-            offered = self._offered
-        return _Leaving(self, number, offered if self._is_read else 0, list(tensors))
+            if not number and not offered:
+                return OVER
+            self._offered += offered
+            return _Leaving(self, number, self._offered if offered else 0, list(tensors))
 
     def _offer(self, places: list[bytes]) -> int:
-        """Tell the peer where transfers lie. They are counted first: it may be faster than this thread."""
+        """Tell the peer where transfers lie."""
         number = 0
         while places:
             now, places[:PLACES_PER_RECORD] = places[:PLACES_PER_RECORD], []
-            self._offered += len(now)
             number = self._outbox.put(b"".join(now), None) or number
         return number
 

@@ -8,15 +8,12 @@ way and acknowledgements the other, so each end reads one kind of record from ea
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import socket
 import struct
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -25,8 +22,6 @@ import torch.distributed as dist
 from ..deadline import Deadline
 from ..errors import ObjcommError, PeerError
 from ..hostmemory import view_of
-
-_log = logging.getLogger("objcomm")
 
 # Up to here bytes go through the socket, in one record: two copies cost less than a read and an acknowledgement.
 RECORD_BYTES = 64 << 10
@@ -38,12 +33,16 @@ _FROM_START = (0,)
 _WHOLE_NOW = (_WHOLE | NOW,)
 _BUFFER_BYTES = 1 << 20
 # A blocked call returns this often, and looks at the time.
-_SLICE_SECONDS = 1
+SLICE_SECONDS = 1
 _TIMEVAL = struct.Struct("@ll")
 # How long to try again and again before sleeping: waking up takes 5 to 20 us, and a peer's turn about 50.
 _SPIN_SECONDS = 150e-6
 _MOST_CREDIT = 16
 _PROBE_EVERY = 16
+
+
+class TooSmall(Exception):
+    """The system does not allow buffers that a record fits into."""
 
 
 class Gone(Exception):
@@ -60,11 +59,18 @@ def spinning_pays() -> bool:
 
 
 def prepare(sock: socket.socket) -> None:
-    """Make calls return within a second, and buffers as large as the system allows."""
+    """Make calls return within a second, and buffers as large as the system allows.
+
+    Raises:
+        TooSmall: that is less than a record.
+    """
     sock.settimeout(None)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(_SLICE_SECONDS, 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(SLICE_SECONDS, 0))
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    size = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    if size < 2 * RECORD_BYTES:
+        raise TooSmall(f"a socket has {size} bytes of buffer here")
 
 
 class Reader:
@@ -135,7 +141,7 @@ class Reader:
         while True:
             left = deadline.remaining()
             flags = _WHOLE
-            if left <= _SLICE_SECONDS:
+            if left <= SLICE_SECONDS:
                 poll = select.poll()
                 poll.register(self._sock, select.POLLIN)
                 poll.poll(left * 1000)
@@ -157,7 +163,6 @@ class Connection:
         self.incoming = incoming
         self.failure: ObjcommError | None = None
         for sock in (outgoing, incoming):
-            prepare(sock)
             weakref.finalize(self, sock.close).atexit = False
         _connections.add(self)
 
@@ -188,112 +193,6 @@ class Connection:
         """Raise why the connection is closed, if it is known to be."""
         if self.failure is not None:
             raise self.closed_by(self.failure)
-
-
-class Outbox:
-    """Puts records on a socket in their order, without ever making the caller wait.
-
-    What does not fit into the socket's buffer is kept, and a thread goes on with it.
-    """
-
-    def __init__(self, connection: Connection, sock: socket.socket) -> None:
-        self._connection = connection
-        self._sock = sock
-        self.lock = threading.Lock()
-        self._waiting: deque[tuple[memoryview, object]] = deque()
-        self._accepted = 0
-        self._flushed = 0
-        self._moved = threading.Condition(self.lock)
-        self._pumping = False
-        self._broken: ObjcommError | None = None
-
-    def put(self, record: memoryview | bytes, owner: object) -> int:
-        """Hand over a record, whose memory ``owner`` keeps. The lock is held.
-
-        Returns 0 if it has left, else a number for :meth:`wait`.
-        """
-        if not self._waiting:
-            try:
-                self._sock.send(record, NOW)
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                raise self._connection.lost(error) from None
-            else:
-                return 0
-        self._check()
-        self._waiting.append((memoryview(record), owner))
-        self._accepted += 1
-        if not self._pumping:
-            self._pumping = True
-            name = f"objcomm-local-to-{self._connection.peer}"
-            try:
-                threading.Thread(target=self._pump, name=name, daemon=True).start()
-            except RuntimeError as error:
-                # The interpreter ends, or there are too many threads: nobody would go on with it.
-                raise self._connection.fail(PeerError(f"no thread can be had to send: {error}")) from error
-        return self._accepted
-
-    def wait(self, number: int, deadline: Deadline) -> bool:
-        """Wait until the record of this number has left. False if time ran out.
-
-        Raises:
-            PeerError: the connection is closed.
-        """
-        with self._moved:
-            while self._flushed < number:
-                self._check()
-                if not self._moved.wait(deadline.remaining()):
-                    return self._flushed >= number
-        return True
-
-    def _check(self) -> None:
-        self._connection.check()
-        if self._broken is not None:
-            raise PeerError(self._broken.text, hint=self._broken.hint)
-
-    def hung_up(self) -> bool:
-        """Whether the other end has closed the socket."""
-        poll = select.poll()
-        poll.register(self._sock, 0)
-        return bool(poll.poll(0))
-
-    def wake(self) -> None:
-        """Let those who wait look again."""
-        with self._moved:
-            self._moved.notify_all()
-
-    def _pump(self) -> None:
-        poll = select.poll()
-        try:
-            poll.register(self._sock, select.POLLOUT)
-            while True:
-                poll.poll(_SLICE_SECONDS * 1000)
-                with self._moved:
-                    self._connection.check()
-                    if self._push():
-                        return
-        except (OSError, ValueError, ObjcommError) as error:
-            with self._moved:
-                self._broken = self._connection.lost(error)
-                self._waiting.clear()
-                self._moved.notify_all()
-
-    def _push(self) -> bool:
-        """Put as many records as fit. True if none is left, and so the thread ends."""
-        before = self._flushed
-        try:
-            while self._waiting:
-                self._sock.send(self._waiting[0][0], NOW)
-                self._waiting.popleft()
-                self._flushed += 1
-            self._pumping = False
-            return True
-        except BlockingIOError:
-            return False
-        finally:
-            if self._flushed != before:
-                self._moved.notify_all()
 
 
 def bytes_of(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, memoryview]]:
