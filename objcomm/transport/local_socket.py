@@ -38,7 +38,10 @@ _TIMEVAL = struct.Struct("@ll")
 # How long to try again and again before sleeping: waking up takes 5 to 20 us, and a peer's turn about 50.
 _SPIN_SECONDS = 150e-6
 _MOST_CREDIT = 16
-_PROBE_EVERY = 16
+# After so many waits without a try it is tried again.
+_FIRST_PROBE = 16
+_LONGEST_PROBE = 1024
+_CONTENDED_SECONDS = 250e-6
 
 
 class TooSmall(Exception):
@@ -82,6 +85,7 @@ class Reader:
         # Trying before sleeping is for a peer that answers at once: whether it does is learned.
         self._credit = _MOST_CREDIT if spins else 0
         self._asleep = 0
+        self._probe_after = _FIRST_PROBE
 
     def take(self, view: memoryview, deadline: Deadline, got: list[int]) -> bool:
         """Wait for a record, put it into ``view`` and its length into ``got``, with no bytecode in between.
@@ -118,22 +122,30 @@ class Reader:
     def _spun(self, into: tuple[memoryview], got: list[int]) -> bool:
         if self._credit <= 0:
             self._asleep += 1
-            if not self._spins or self._asleep < _PROBE_EVERY:
+            if not self._spins or self._asleep < self._probe_after:
                 return False
             self._asleep = 0
         recv_into = self._sock.recv_into
-        end = time.perf_counter() + _SPIN_SECONDS
+        began = before = time.perf_counter()
         while True:
             # Lets whoever shares the core go on, the other end in particular.
             os.sched_yield()
+            now = time.perf_counter()
+            if now - before > _CONTENDED_SECONDS:
+                # Others want this core, and who sleeps gets it back sooner than who yields.
+                self._credit = 0
+                self._probe_after = min(_LONGEST_PROBE, 2 * self._probe_after)
+                return False
             try:
                 got.extend(map(recv_into, into, _FROM_START, _WHOLE_NOW))
             except BlockingIOError:
-                if time.perf_counter() < end:
+                if now - began < _SPIN_SECONDS:
+                    before = now
                     continue
                 self._credit = max(0, self._credit - 4)
                 return False
             self._credit = min(_MOST_CREDIT, self._credit + 1)
+            self._probe_after = _FIRST_PROBE
             return True
 
     def _slept(self, into: tuple[memoryview], deadline: Deadline, got: list[int]) -> bool:
