@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import random
 import signal
 import threading
 import time
@@ -336,3 +337,41 @@ def test_making_contact_does_not_need_the_programs_connection_to_the_store() -> 
             dist.new_group([0, 1])
 
     run_ranks(ranks, backend="local")
+
+
+class Hit(Exception):
+    """Raised by a signal's handler, wherever it finds the program."""
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_waits_that_are_interrupted_again_and_again_lose_nothing(reads: bool) -> None:
+    def ranks(rank: int) -> int:
+        if not reads:
+            forbid_reads()
+        there = link_to(1 - rank)
+        made_contact(rank)
+        sizes = random.Random(3).choices([1, 100, 65_536, 65_537, 200_000, 1_000_000], k=300)
+        moments = random.Random(rank)
+        hits = 0
+
+        def hit(*args: Any) -> None:
+            raise Hit
+
+        signal.signal(signal.SIGALRM, hit)
+        for i, nbytes in enumerate(sizes):
+            memory = filled(nbytes, i % 251 if rank == 0 else 252)
+            pending = there.send_segments([memory]) if rank == 0 else there.recv_segments([memory], [False])
+            over = False
+            while not over:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, moments.random() * 6e-4 + 1e-6)
+                    pending.wait(Deadline(20))
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    over = True
+                except Hit:
+                    hits += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert (memory == i % 251).all()
+        return hits
+
+    assert all(hits > 5 for hits in run_ranks(ranks, backend="local"))

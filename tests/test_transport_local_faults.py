@@ -79,16 +79,16 @@ def test_a_sender_that_dies_while_its_memory_is_read(reads: bool) -> None:
             real(pid, address + nbytes // 2, into + nbytes // 2, nbytes - nbytes // 2, keep_on)
 
         replace(local_memory, "read", read)
-        count = local_in.Inbound._count
+        stream = local_in.Inbound._stream
         pieces: list[int] = []
 
-        def count_then_kill(*args: Any) -> None:
-            count(*args)
+        def stream_then_kill(*args: Any, **kwargs: Any) -> None:
+            stream(*args, **kwargs)
             pieces.append(1)
             if len(pieces) == 10:
                 os.kill(victim, signal.SIGKILL)
 
-        replace(local_in.Inbound, "_count", count_then_kill)
+        replace(local_in.Inbound, "_stream", stream_then_kill)
         survives(lambda: objcomm.recv_object(0))
 
     run_ranks(ranks, may_die=(0,), backend="local")

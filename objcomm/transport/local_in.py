@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from ..errors import ObjcommError, PeerError, TransferTimeout
 from ..hostmemory import view_of
 from . import local_memory
 from .base import Pending
-from .local_out import COUNT, OVER, PLACE, TURN_SECONDS
+from .local_out import BLOCKING, COUNT, NOT_BLOCKING, OVER, PLACE, TURN_SECONDS
 from .local_outbox import Outbox
 from .local_socket import RECORD_BYTES, Connection, Gone, Reader, bytes_of, is_small
 
@@ -29,7 +30,7 @@ class Inbound:
         self._outbox = Outbox(connection, connection.incoming)
         self._reading = threading.Lock()
         self._posted: deque[_Arriving] = deque()
-        self._places: deque[tuple[int, int]] = deque()
+        self._places: deque[tuple[Any, ...]] = deque()
         self._scratch = memoryview(bytearray(RECORD_BYTES))
         self._got: list[int] = []
         self._read = 0
@@ -65,13 +66,18 @@ class Inbound:
         """Move receives on until ``wanted`` is over."""
         reading = self._reading
         while not wanted.over:
-            if reading.acquire(blocking=False) or reading.acquire(timeout=min(deadline.remaining(), TURN_SECONDS)):
-                try:
-                    while not wanted.over:
-                        self._serve_first(deadline)
-                finally:
+            # Kept by the very call that takes the lock, so that no signal can come between the two.
+            held: list[bool] = []
+            try:
+                held.extend(map(reading.acquire, NOT_BLOCKING))
+                if not held[-1]:
+                    held.extend(map(reading.acquire, BLOCKING, (min(deadline.remaining(), TURN_SECONDS),)))
+                while held[-1] and not wanted.over:
+                    self._serve_first(deadline)
+            finally:
+                if held and held[-1]:
                     reading.release()
-            elif deadline.expired:
+            if not held[-1] and deadline.expired:
                 raise self._connection.fail(self._too_late(deadline))
 
     def _serve_first(self, deadline: Deadline) -> None:
@@ -104,58 +110,58 @@ class Inbound:
         if queued and self._outbox.hung_up():
             raise self._connection.lost("it was closed while its memory was being read")
 
-    def _stream(self, arriving: _Arriving, view: memoryview, deadline: Deadline) -> None:
-        rest = view
-        if len(view) > RECORD_BYTES:
-            rest = view[arriving.streamed : arriving.streamed + RECORD_BYTES]
-        got = self._got
-        try:
-            self._await(rest, deadline)
-        finally:
-            # Also where a signal was handled as soon as the record was there.
-            if got:
-                self._count(arriving, got.pop(), len(rest), len(view))
+    def _stream(self, arriving: _Arriving, view: memoryview, deadline: Deadline, *, announced: bool = False) -> None:
+        """Take one record into ``view``, or into what is due of it.
 
-    def _count(self, arriving: _Arriving, nbytes: int, due: int, whole: int) -> None:
-        if nbytes != due and (nbytes > due or arriving.exact or whole > RECORD_BYTES):
+        A signal may be handled after any call. So what has come stays in ``_got`` until its effect is stored, and what
+        is stored is stored without a call in between.
+        """
+        whole, streamed, got = len(view), arriving.streamed, self._got
+        due = view if whole <= RECORD_BYTES else view[streamed : streamed + RECORD_BYTES]
+        if not got:
+            self._await(due, deadline)
+        nbytes, most = got[0], len(due)
+        if nbytes != most and (nbytes > most or arriving.exact or whole > RECORD_BYTES):
             raise self._connection.fail(
-                PeerError(f"rank {self._connection.peer} sent {nbytes} bytes where {due} were due")
+                PeerError(f"rank {self._connection.peer} sent {nbytes} bytes where {most} were due")
             )
-        arriving.streamed += nbytes
-        if whole <= RECORD_BYTES or arriving.streamed == whole:
+        if whole <= RECORD_BYTES or streamed + nbytes == whole:
             arriving.streamed = 0
-            arriving.place = None
             arriving.filled += 1
+            if announced:
+                del self._places[0]
+        else:
+            arriving.streamed = streamed + nbytes
+        del got[:]
 
     def _fetch(self, arriving: _Arriving, tensor: torch.Tensor, view: memoryview, deadline: Deadline) -> None:
         """Take a transfer that the peer announces: from its memory, or from the records that follow."""
-        place = arriving.place
-        if place is None:
-            place = arriving.place = self._next_place(deadline)
-        address, nbytes = place
+        if not self._places:
+            self._take_places(deadline)
+        address, nbytes = self._places[0]
         if nbytes != len(view):
             raise self._connection.fail(
                 PeerError(f"rank {self._connection.peer} offered {nbytes} bytes where {len(view)} were due")
             )
         if not address:
-            self._stream(arriving, view, deadline)
+            self._stream(arriving, view, deadline, announced=True)
             return
         self._read_memory(address, tensor.data_ptr(), nbytes, deadline)
+        # As in _stream: no call in between.
         self._read += 1
         arriving.pulled = True
-        arriving.place = None
         arriving.filled += 1
+        del self._places[0]
 
-    def _next_place(self, deadline: Deadline) -> tuple[int, int]:
-        if not self._places:
-            got = self._got
-            try:
-                self._await(self._scratch, deadline)
-            finally:
-                if got:
-                    record = self._scratch[: got.pop()]
-                    self._places.extend(PLACE.iter_unpack(record[: len(record) // PLACE.size * PLACE.size]))
-        return self._places.popleft() if self._places else (0, 0)
+    def _take_places(self, deadline: Deadline) -> None:
+        got = self._got
+        if not got:
+            self._await(self._scratch, deadline)
+        record = self._scratch[: min(got[0], RECORD_BYTES)]
+        whole = len(record) // PLACE.size * PLACE.size
+        places = deque(PLACE.iter_unpack(record[:whole])) or deque([(0, 0)])
+        self._places = places
+        del got[:]
 
     def _read_memory(self, address: int, into: int, nbytes: int, deadline: Deadline) -> None:
         connection = self._connection
@@ -186,7 +192,7 @@ class Inbound:
 class _Arriving:
     """Receives posted together. Keeps alive the memory that they fill."""
 
-    __slots__ = ("_inbound", "error", "exact", "filled", "over", "place", "pulled", "streamed", "targets")
+    __slots__ = ("_inbound", "error", "exact", "filled", "over", "pulled", "streamed", "targets")
 
     def __init__(self, inbound: Inbound, targets: list[tuple[torch.Tensor, memoryview]], exact: bool) -> None:
         self._inbound = inbound
@@ -194,7 +200,6 @@ class _Arriving:
         self.exact = exact
         self.filled = 0
         self.streamed = 0
-        self.place: tuple[int, int] | None = None
         self.pulled = False
         self.over = False
         self.error: ObjcommError | None = None

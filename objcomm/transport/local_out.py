@@ -26,6 +26,9 @@ COUNT = struct.Struct("<Q")  # transfers that were read since the beginning
 PLACES_PER_RECORD = RECORD_BYTES // PLACE.size
 # How soon a thread looks whether another one has brought what it waits for.
 TURN_SECONDS = 0.005
+# Arguments of a lock's acquire(), as map() takes them.
+NOT_BLOCKING = (False,)
+BLOCKING = (True,)
 
 
 class Over:
@@ -50,9 +53,7 @@ class Outbound:
         self._reading = threading.Lock()
         self._is_read = is_read
         self._offered = 0
-        self._acknowledged = 0
         self._acknowledgement = memoryview(bytearray(COUNT.size))
-        self._got: list[int] = []
         # The memory of a head is used again and again.
         self._last: tuple[torch.Tensor | None, memoryview] = (None, memoryview(b""))
 
@@ -103,27 +104,32 @@ class Outbound:
         """Wait until a record has left, and so many transfers were read."""
         if number and not self._outbox.wait(number, deadline):
             raise self._too_late(deadline)
-        while self._acknowledged < offered:
-            reading = self._reading
-            if reading.acquire(blocking=False) or reading.acquire(timeout=min(deadline.remaining(), TURN_SECONDS)):
-                try:
-                    if self._acknowledged < offered and not self._take_acknowledgement(deadline):
-                        raise self._too_late(deadline)
-                finally:
+        reading = self._reading
+        while self._acknowledged() < offered:
+            # Kept by the very call that takes the lock, so that no signal can come between the two.
+            held: list[bool] = []
+            try:
+                held.extend(map(reading.acquire, NOT_BLOCKING))
+                if not held[-1]:
+                    held.extend(map(reading.acquire, BLOCKING, (min(deadline.remaining(), TURN_SECONDS),)))
+                if held[-1] and self._acknowledged() < offered and not self._take_acknowledgement(deadline):
+                    raise self._too_late(deadline)
+            finally:
+                if held and held[-1]:
                     reading.release()
-            elif deadline.expired:
+            if not held[-1] and deadline.expired:
                 raise self._too_late(deadline)
 
+    def _acknowledged(self) -> int:
+        """How many transfers were read: the last acknowledgement says it of all before."""
+        count: int = COUNT.unpack(self._acknowledgement)[0]
+        return count
+
     def _take_acknowledgement(self, deadline: Deadline) -> bool:
-        got = self._got
         try:
-            return self._reader.take(self._acknowledgement, deadline, got)
+            return self._reader.take(self._acknowledgement, deadline, [])
         except Gone as error:
             raise self._connection.lost(error) from None
-        finally:
-            if got:
-                got.clear()
-                self._acknowledged = max(self._acknowledged, COUNT.unpack(self._acknowledgement)[0])
 
     def _too_late(self, deadline: Deadline) -> ObjcommError:
         peer = self._connection.peer

@@ -25,7 +25,9 @@ class Outbox:
         self._waiting: deque[tuple[memoryview, object]] = deque()
         self._accepted = 0
         self._flushed = 0
-        self._moved = threading.Condition(self.lock)
+        # Of each thread that waits, a lock that it cannot take before something has moved. (A Condition is written in
+        # Python: a signal between its lock and the code under it would leave the lock taken for ever.)
+        self._gates: list[threading.Lock] = []
         self._pumping = False
         self._broken: ObjcommError | None = None
 
@@ -62,11 +64,16 @@ class Outbox:
         Raises:
             PeerError: the connection is closed.
         """
-        with self._moved:
-            while self._flushed < number:
+        while self._flushed < number:
+            gate = threading.Lock()
+            gate.acquire()
+            with self.lock:
+                if self._flushed >= number:
+                    break
                 self._check()
-                if not self._moved.wait(deadline.remaining()):
-                    return self._flushed >= number
+                self._gates.append(gate)
+            if not gate.acquire(timeout=deadline.remaining()) and self._flushed < number:
+                return False
         return True
 
     def _check(self) -> None:
@@ -82,8 +89,13 @@ class Outbox:
 
     def wake(self) -> None:
         """Let those who wait look again."""
-        with self._moved:
-            self._moved.notify_all()
+        with self.lock:
+            self._open_gates()
+
+    def _open_gates(self) -> None:
+        gates, self._gates = self._gates, []
+        for gate in gates:
+            gate.release()
 
     def _pump(self) -> None:
         poll = select.poll()
@@ -91,15 +103,15 @@ class Outbox:
             poll.register(self._sock, select.POLLOUT)
             while True:
                 poll.poll(SLICE_SECONDS * 1000)
-                with self._moved:
+                with self.lock:
                     self._connection.check()
                     if self._push():
                         return
         except (OSError, ValueError, ObjcommError) as error:
-            with self._moved:
+            with self.lock:
                 self._broken = self._connection.lost(error)
                 self._waiting.clear()
-                self._moved.notify_all()
+                self._open_gates()
 
     def _push(self) -> bool:
         """Put as many records as fit. True if none is left, and so the thread ends."""
@@ -115,4 +127,4 @@ class Outbox:
             return False
         finally:
             if self._flushed != before:
-                self._moved.notify_all()
+                self._open_gates()
