@@ -1,5 +1,5 @@
 """What may be skipped, and nothing else: tests for nnScaler where it is not installed, for a GPU where there
-is none."""
+is none. And over what tests run that run over everything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,30 @@ from collections.abc import Generator
 import pytest
 import torch
 
+from tests import ranks
+
+# Of ranks of one host: over gloo, over a backend without tags that demands equal sizes, and around both of them.
+BACKENDS = ["gloo", "strict", "local"]
+
 _ALLOWED = re.compile(r"\b(nnscaler|gpu|cuda)\b", re.IGNORECASE)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """What a test hands to ``run_ranks``."""
+    return str(request.param)
+
+
+@pytest.fixture
+def default_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "default_backend", request.param)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What hands ``run_ranks`` no backend runs over gloo and within the host, where the module is marked so."""
+    if metafunc.definition.get_closest_marker("also_local") and "backend" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("default_backend")
+        metafunc.parametrize("default_backend", ["gloo", "local"], indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

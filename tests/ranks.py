@@ -50,6 +50,10 @@ _EXIT_GRACE = 15.0
 _STACK_GRACE = 2.0
 
 
+# What ranks use whose test does not say: see tests/conftest.py.
+default_backend = "gloo"
+
+
 class RankFailure(AssertionError):
     """What went wrong, rank by rank, tracebacks, stacks and output included."""
 
@@ -109,7 +113,7 @@ def run_ranks(
     fn: Callable[..., Any],
     world_size: int = 2,
     *args: Any,
-    backend: str | None = "gloo",
+    backend: str | None = "",
     timeout: float = 60.0,
     group_timeout: float = 30.0,
     env: Mapping[str, str | None] | None = None,
@@ -121,7 +125,8 @@ def run_ranks(
         fn: any function, closures included; it and its result travel by cloudpickle.
         backend: what torch.distributed is initialised with: ``"gloo"``, ``"strict"`` (see
             tests/strict_backend.py), a string like ``"cpu:gloo,cuda:nccl"``; ``None`` leaves it to ``fn``
-            (the environment is that of torchrun).
+            (the environment is that of torchrun). objcomm's transport within a host is off, except for
+            ``"local"``, which is gloo with it, and ``"local strict"``. By default ``default_backend``.
         timeout: seconds that all of it may take; past them the run fails with the ranks' stacks.
         group_timeout: seconds, the time-out of the default process group.
         env: variables to set in the ranks; ``None`` as a value removes one.
@@ -132,16 +137,20 @@ def run_ranks(
     """
     __tracebackhide__ = True
     ranks: list[_Rank] = []
+    kind = default_backend if backend == "" else backend
+    local = "local" in (kind if kind is not None else default_backend)
+    if kind is not None and local:
+        kind = kind.removeprefix("local").strip() or "gloo"
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
         common = _Spec(
             rank=0,
             world_size=world_size,
-            backend=backend,
+            backend=kind,
             port=store.port,
             timeout=timeout,
             group_timeout=group_timeout,
-            env=dict(env or {}),
+            env={"OBJCOMM_LOCAL_TRANSPORT": None if local else "0", **(env or {})},
             folder=Path(name),
             filters=list(warnings.filters),
             source=inspect.getsourcefile(fn) or _DYNAMIC,

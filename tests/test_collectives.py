@@ -14,13 +14,6 @@ from tests.ranks import run_ranks
 from tests.same import assert_arrived
 from tests.values import VALUES
 
-BACKENDS = ["gloo", "strict"]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
 
 def test_broadcast_of_every_value(backend: str) -> None:
     def ranks(rank: int) -> None:

@@ -23,6 +23,8 @@ from objcomm.wire.frame import Terms
 from objcomm.wire.notice import notice_of
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.also_local
+
 MIB = 1 << 20
 
 
@@ -204,7 +206,6 @@ def test_what_equals_a_rank_is_no_rank_however_often_it_is_asked() -> None:
     run_ranks(ranks)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "strict"])
 def test_the_memory_of_a_link_is_where_it_belongs_whatever_the_default_device(backend: str) -> None:
     def ranks(rank: int) -> None:
         there = resolve(None, 1 - rank, None, "peer")

@@ -21,14 +21,10 @@ import torch.distributed as dist
 import objcomm
 from tests.ranks import run_ranks
 
-BACKENDS = ["gloo", "strict"]
+pytestmark = pytest.mark.also_local
+
 MIB = 1 << 20
 TAG = 0x6F626A63
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @contextmanager
@@ -169,7 +165,7 @@ def test_a_frame_that_is_not_ours(nbytes: int) -> None:
             with within(1), pytest.raises(objcomm.ProtocolError, match="closed since"):
                 objcomm.send_object(1, 0)
 
-    run_ranks(ranks)
+    run_ranks(ranks, backend="gloo")
 
 
 def test_what_goes_wrong_in_one_group_leaves_the_others_usable() -> None:

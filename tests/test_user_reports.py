@@ -24,6 +24,8 @@ import objcomm
 from tests.ranks import run_ranks
 from tests.same import assert_arrived
 
+pytestmark = pytest.mark.also_local
+
 MIB = 1 << 20
 
 

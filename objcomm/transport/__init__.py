@@ -4,12 +4,13 @@ from .accelerators import kind_here
 from .base import Link, Pending, message_count
 from .control import init_control
 from .groups import Peer, rank_in, resolve, standing
-from .routes import link
+from .routes import describe, link
 
 __all__ = [
     "Link",
     "Peer",
     "Pending",
+    "describe",
     "init_control",
     "kind_here",
     "link",

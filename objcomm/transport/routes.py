@@ -8,10 +8,14 @@ nothing else:
 - memory on the CPU: the group's backend for the CPU, else the control side, else the backend for its
   accelerator;
 - memory on an accelerator: the group's backend for that, unless it is gloo, else as memory on the CPU.
+
+Between two ranks of one host, what would go over any of these from CPU memory, heads included, goes around the
+network stack instead, if both ends can and want to: see :mod:`objcomm.transport.local`.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Sequence
@@ -19,12 +23,15 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from ..config import settings
 from ..errors import UsageError
 from . import accelerators, communicators, groups, pool, staging
 from .base import Both, Pending
 from .c10d import ElasticLane
 from .control import control_of
 from .lanes import ExactLane
+from .local import LocalLane
+from .stores import second_line
 
 ELASTIC_WINDOW = 64 << 10
 EXACT_WINDOW = 4 << 10
@@ -61,10 +68,18 @@ class GroupLink:
                 f"nothing that this rank has can use the backends of the group, {backends}",
                 hint="call objcomm.init_control() on all ranks right after making the group",
             )
-        self._lanes = lanes
-        self._from_cpu: staging.Lane = host or elastic or lanes[0]
-        self._from_accelerator: staging.Lane = device or self._from_cpu
-        self._heads: staging.Heads = heads
+        self._local = LocalLane(
+            second_line(group),
+            self.rank,
+            self.peer,
+            (group.rank(), peer_group_rank),
+            _GroupWay(heads, host or elastic or lanes[0], lanes, self.timeout),
+            self.timeout,
+            allowed=settings().local_transport,
+            look=_do_nothing if elastic is None else functools.partial(_look, elastic),
+        )
+        self._lanes: list[staging.Lane] = [self._local] if device is None else [self._local, device]
+        self._from_accelerator: staging.Lane = device or self._local
         self.exact = elastic is None
         self.window = EXACT_WINDOW if self.exact else ELASTIC_WINDOW
 
@@ -74,13 +89,17 @@ class GroupLink:
 
     @property
     def can_say_goodbye(self) -> bool:
-        return not self.exact
+        return self._local.direct or (self._local.chosen and not self.exact)
+
+    def describe(self) -> str:
+        """Which way memory on the CPU takes, and why, for a person to read."""
+        return self._local.describe()
 
     def send_head(self, tensor: torch.Tensor) -> Pending:
-        return self._heads.send(tensor)
+        return self._local.send(tensor)
 
     def recv_head(self, tensor: torch.Tensor) -> Pending:
-        return self._heads.recv(tensor)
+        return self._local.recv(tensor)
 
     def send_segments(self, tensors: Sequence[torch.Tensor]) -> Pending:
         by_lane: dict[staging.Lane, list[torch.Tensor]] = {}
@@ -106,7 +125,39 @@ class GroupLink:
             lane.close()
 
     def _way(self, accelerator: bool) -> staging.Lane:
-        return self._from_accelerator if accelerator else self._from_cpu
+        return self._from_accelerator if accelerator else self._local
+
+
+class _GroupWay:
+    """What goes from and to CPU memory, over the process group."""
+
+    def __init__(self, heads: staging.Heads, lane: staging.Lane, lanes: list[staging.Lane], timeout: float) -> None:
+        self._lane = lane
+        self._lanes = lanes
+        self._timeout = timeout
+        self.send = heads.send
+        self.recv = heads.recv
+
+    def send_all(self, tensors: Sequence[torch.Tensor]) -> Pending:
+        return staging.send(self._lane, tensors, self._timeout)
+
+    def recv_all(self, tensors: Sequence[torch.Tensor]) -> Pending:
+        return staging.recv(self._lane, tensors)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+
+
+def _do_nothing() -> None:
+    return
+
+
+def _look(elastic: ElasticLane) -> None:
+    try:
+        elastic.look()
+    except RuntimeError as error:
+        raise elastic.translated(error) from error
 
 
 def _one(pendings: list[Pending]) -> Pending:
@@ -115,6 +166,14 @@ def _one(pendings: list[Pending]) -> Pending:
 
 _links: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, GroupLink]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def describe(group: dist.ProcessGroup, peer_group_rank: int) -> str:
+    """Which way what is on the CPU takes to a peer of ``group``, and why: a sentence for a person to read.
+
+    Before the two have exchanged anything it is not decided.
+    """
+    return link(group, peer_group_rank).describe()
 
 
 def link(group: dist.ProcessGroup, peer_group_rank: int) -> GroupLink:
