@@ -1,10 +1,10 @@
 """Objects among four ranks over gloo: objcomm's calls against torch's, in turns within one run.
 
 Run it with ``python -m benchmarks.collectives``; it starts its ranks itself. A time is that of a call: as many calls as
-fit in a slice, one after the other on all ranks, up to the barrier after the last, divided by their number; the median of
-all rounds is shown. ``raw bytes`` is the backend's own collective with as many bytes in memory that was used before: the
-floor. Messages are those that all ranks sent for one call. The peak memory of a gather is that of a rank that is not the
-destination, beyond the object that it has anyway.
+fit in a slice, one after the other on all ranks, up to the barrier after the last, divided by their number; the median
+of all rounds is shown. ``raw bytes`` is the backend's own collective with as many bytes in memory that was used before:
+the floor. Messages are those that all ranks sent for one call. The peak memory of a gather is that of a rank that is
+not the destination, beyond the object that it has anyway.
 """
 
 from __future__ import annotations
