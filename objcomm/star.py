@@ -20,7 +20,7 @@ from .failures import Failures
 from .incoming import Incoming
 from .outgoing import Outgoing, notify, post, prepare
 from .pair import Pair
-from .relay import bundle, relay
+from .relay import send_bundle
 from .team import Team
 from .trace import counters
 from .wire.frame import Content, Kind, channel_name
@@ -73,7 +73,8 @@ class Star:
     def expect(self, *, bundles: bool) -> list[Any]:
         """Post the receives of this rank: of bundles that carry no object, or of objects."""
         made: list[Incoming] = [
-            Arrival(pair, self.channel) if bundles else Taken(pair, self.channel, self.device) for pair in self.spokes
+            Arrival(pair, self.channel, self.name) if bundles else Taken(pair, self.channel, self.device)
+            for pair in self.spokes
         ]
         for incoming in made:
             incoming.pair.expect(incoming)
@@ -94,8 +95,8 @@ class Star:
         """Send a bundle without an object: that nothing has failed, or what."""
         for pair in self.spokes:
             try:
-                frame = bundle(self.failures.told(), self.name, pair.terms(), ())
-                self._outgoings.append(relay(pair, frame, self.channel, self.deadline))
+                told = self.failures.told()
+                self._outgoings.append(send_bundle(pair, told, self.name, self.channel, self.deadline))
             except ObjcommError as error:
                 self.failures.note(error, pair)
 

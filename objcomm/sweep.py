@@ -21,7 +21,7 @@ from .failures import Failures
 from .incoming import chunks
 from .outgoing import Outgoing, post, prepare
 from .pair import Pair
-from .relay import Piece, Relay, bundle, relay
+from .relay import Joined, Piece, Relay, send_bundle
 from .star import Taken
 from .team import Team
 from .trace import counters
@@ -56,9 +56,9 @@ class Sweep:
         # Posted first of all: what is sent to a rank that waits for it already needs no answer.
         self._from_parent = None
         if self.parent is not None:
-            self._from_parent = Arrival(self.parent, self.channel, device, self.children)
+            self._from_parent = Arrival(self.parent, channel, self.name, device, self.children)
             self.parent.expect(self._from_parent)
-        self._from_children = [Arrival(child, self.channel, device) for child in self.children]
+        self._from_children = [Arrival(child, channel, self.name, device) for child in self.children]
         for arrival in self._from_children:
             arrival.pair.expect(arrival)
         # All that is the same for the objects of all ranks; see Arrival.open.
@@ -87,8 +87,8 @@ class Sweep:
                 self.failures.hear(piece.parcel.notice)
         if self.parent is not None:
             try:
-                frame = bundle(self.failures.told() or pieces, self.name, self.parent.terms(), ())
-                self._outgoings.append(relay(self.parent, frame, self.channel, self.deadline))
+                told = self.failures.told() or pieces
+                self._outgoings.append(send_bundle(self.parent, told, self.name, self.channel, self.deadline))
             except ObjcommError as error:
                 self.failures.note(error, self.parent)
         return pieces
@@ -99,7 +99,13 @@ class Sweep:
         if told:
             pieces, segments = told, ()
         table = [(segment.numel(), not segment.is_cpu) for segment in segments]
-        frame = bundle(pieces, self.name, self.children[0].terms(), table)
+        joined = Joined(pieces)
+        content = joined.content(self.name, table)
+        if not table and content.frame_bytes <= self.children[0].link.window:
+            for child in self.children:
+                self.send(child, (content, joined))
+            return pieces
+        frame = joined.frame(content, self.children[0].terms())
         relays = []
         for child in self.children:
             try:
@@ -148,8 +154,8 @@ class Sweep:
     def _pass_on_failures(self) -> None:
         for child in self.children:
             try:
-                frame = bundle(self.failures.told(), self.name, child.terms(), ())
-                self._outgoings.append(relay(child, frame, self.channel, self.deadline))
+                told = self.failures.told()
+                self._outgoings.append(send_bundle(child, told, self.name, self.channel, self.deadline))
             except ObjcommError as error:
                 self.failures.note(error, child)
 
