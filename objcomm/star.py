@@ -21,7 +21,7 @@ from .incoming import Incoming
 from .outgoing import Outgoing, notify, post, prepare
 from .pair import Pair
 from .relay import send_bundle
-from .team import Team
+from .rollcall import Call
 from .trace import counters
 from .wire.frame import Content, Kind, channel_name
 from .wire.notice import notice_of
@@ -58,8 +58,8 @@ class Taken(Incoming):
 class Star:
     """One call in progress on this rank; ``centre`` is the rank that all the others exchange something with."""
 
-    def __init__(self, team: Team, centre: int, channel: str, deadline: Deadline, device: torch.device | None) -> None:
-        self.team = team
+    def __init__(self, call: Call, centre: int, channel: str, deadline: Deadline, device: torch.device | None) -> None:
+        self.team = team = call.team
         self.channel = channel
         self.name = channel_name(channel)
         self.deadline = deadline
@@ -67,7 +67,7 @@ class Star:
         self.spokes = list(team.pairs.values()) if team.rank == centre else [team.pairs[centre]]
         for pair in self.spokes:
             pair.check_open()
-        self.failures = Failures(team.rank, channel)
+        self.failures = Failures(team.rank, channel, call, deadline)
         self._outgoings: list[Outgoing] = []
 
     def expect(self, *, bundles: bool) -> list[Any]:
@@ -88,6 +88,7 @@ class Star:
             except ObjcommError as error:
                 self.failures.note(error, incoming.pair)
                 continue
+            self.failures.present(incoming.pair)
             for piece in arrived or ():
                 self.failures.hear(piece.parcel.notice)
 

@@ -22,6 +22,7 @@ from .incoming import chunks
 from .outgoing import Outgoing, post, prepare
 from .pair import Pair
 from .relay import Joined, Piece, Relay, send_bundle
+from .rollcall import Call
 from .star import Taken
 from .team import Team
 from .trace import counters
@@ -42,8 +43,8 @@ class Sweep:
         children: the pairs away from it.
     """
 
-    def __init__(self, team: Team, root: int, channel: str, deadline: Deadline, device: torch.device | None) -> None:
-        self.team = team
+    def __init__(self, call: Call, root: int, channel: str, deadline: Deadline, device: torch.device | None) -> None:
+        self.team = team = call.team
         self.channel = channel
         self.name = channel_name(channel)
         self.deadline = deadline
@@ -51,7 +52,7 @@ class Sweep:
         self.parent, self.children = _place(team, root)
         for pair in self.children if self.parent is None else [self.parent, *self.children]:
             pair.check_open()
-        self.failures = Failures(team.rank, self.channel)
+        self.failures = Failures(team.rank, channel, call, deadline)
         self._outgoings: list[Outgoing] = []
         # Posted first of all: what is sent to a rank that waits for it already needs no answer.
         self._from_parent = None
@@ -81,6 +82,7 @@ class Sweep:
             except ObjcommError as error:
                 self.failures.note(error, arrival.pair)
                 continue
+            self.failures.present(arrival.pair)
             for piece in arrived:
                 if piece.parcel.notice is None:
                     pieces.append(piece)
