@@ -84,18 +84,28 @@ def test_an_object_that_is_too_large(name: str, backend: str) -> None:
     run_ranks(ranks, 4, backend=backend)
 
 
-@pytest.mark.parametrize("missing", range(4))
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    ("name", "missing", "backend"),
+    [
+        # The rank in the middle of the call, and others.
+        *[("broadcast", missing, "gloo") for missing in (0, 1, 3)],
+        *[("scatter", missing, "gloo") for missing in (1, 2)],
+        *[("gather", missing, "gloo") for missing in (1, 3)],
+        *[("all_gather", missing, "gloo") for missing in (0, 2)],
+        ("all_to_all", 2, "gloo"),
+        *[(name, 3, "strict") for name in CALLS],
+    ],
+)
 def test_a_rank_that_never_calls_is_named_on_all_others(name: str, missing: int, backend: str) -> None:
     def ranks(rank: int) -> None:
         check_that_all_works(rank)
         if rank == missing:
-            time.sleep(4.5)
+            time.sleep(4)
             return
         began = time.monotonic()
         with pytest.raises(objcomm.TransferTimeout) as caught:
             CALLS[name]("x", timeout=1.0)
-        assert time.monotonic() - began < 4.5
+        assert time.monotonic() - began < 6
         assert caught.value.peer == missing
         assert caught.value.rank == rank
         assert f"rank {missing}" in str(caught.value)
@@ -121,7 +131,7 @@ def test_a_rank_that_comes_late_is_not_the_one_that_is_missing(backend: str) -> 
 def test_two_ranks_that_never_call(backend: str) -> None:
     def ranks(rank: int) -> None:
         if rank in (0, 3):
-            time.sleep(4.5)
+            time.sleep(4)
             return
         with pytest.raises(objcomm.TransferTimeout, match="ranks 0, 3 have not made this call within 1 s"):
             objcomm.all_gather_objects("x", timeout=1.0)
