@@ -11,7 +11,7 @@ import torch
 from .codec import Encoded
 from .deadline import Deadline
 from .errors import ObjcommError
-from .failures import Failures
+from .failures import Failures, placed, plain
 from .incoming import Incoming
 from .outgoing import Outgoing, notify, post, prepare
 from .rollcall import Call
@@ -95,7 +95,7 @@ class TeamWork(ObjectWork[T]):
         if self._result is None:
             return "<ObjectWork: over>"
         peers = ", ".join(str(moving.pair.peer) for moving in self._everything)
-        return f"<ObjectWork: among several ranks, with rank {peers}, channel {self._channel!r}>"
+        return f"<ObjectWork: among several ranks, with rank {peers}, channel {plain(self._channel)!r}>"
 
 
 def start(
@@ -132,7 +132,7 @@ def start(
             with contextlib.suppress(ObjcommError):  # that pair is closed, and its rank knows
                 notify(team.pairs[rank], Kind.ERROR, notice_of(error), channel, deadline)
         if isinstance(error, ObjcommError):
-            error.locate(rank=team.rank, channel=channel, phase="encode")
+            placed(error, team.rank, channel, phase="encode")
         if not expected:
             raise
     else:
@@ -140,7 +140,7 @@ def start(
             try:
                 outgoings.append(post(team.pairs[rank], *message, channel, deadline))
             except ObjcommError as error:
-                failure = failure or error.locate(rank=team.rank, peer=rank, channel=channel)
+                failure = failure or placed(error, team.rank, channel, rank)
         counters.objects_sent += len(outgoings)
         if failure is not None and not expected and not outgoings:
             raise failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError, TransferTimeout
@@ -13,20 +14,34 @@ from .rollcall import Call
 from .wire.bundle import Parcel
 from .wire.notice import Notice, error_of, notice_of
 
+E = TypeVar("E", bound=ObjcommError)
+
 # One reason is enough; a few more may help whoever debugs.
 _MOST_TOLD = 4
+
+
+def plain(label: str) -> str:
+    """The program's own channel in the name under which the messages of a call travel: ``<call> channel``."""
+    return label.partition("> ")[2]
+
+
+def placed(error: E, rank: int, label: str, peer: int | None = None, phase: str | None = None) -> E:
+    """The same error, told where it happened, with the channel that the program knows."""
+    if error.channel == label:
+        error.channel = None
+    return error.locate(rank=rank, peer=peer, channel=plain(label), phase=phase)
 
 
 class Failures:
     """In the order in which they became known, this rank's own first."""
 
-    __slots__ = ("_call", "_channel", "_found", "_heard", "_kept", "_lost", "_rank", "_seconds")
+    __slots__ = ("_call", "_found", "_heard", "_kept", "_label", "_lost", "_rank", "_seconds")
 
-    def __init__(self, rank: int, channel: str, call: Call | None = None, deadline: Deadline | None = None) -> None:
+    def __init__(self, rank: int, label: str, call: Call | None = None, deadline: Deadline | None = None) -> None:
         """``call`` and its ``deadline``, if all ranks wait for all: then who is missing can be named."""
         self._call = call
         self._rank = rank
-        self._channel = channel
+        self._label = label
         self._seconds = 0.0 if deadline is None else deadline.seconds
         # Who sent something in this call, and whose connection is gone.
         self._heard: set[int] = set()
@@ -46,12 +61,12 @@ class Failures:
     def own(self, error: BaseException) -> None:
         """Something failed on this rank before anything left it."""
         if isinstance(error, ObjcommError):
-            error.locate(rank=self._rank, channel=self._channel, phase="encode")
+            placed(error, self._rank, self._label, phase="encode")
         self._found.insert(0, (notice_of(error, self._rank), error))
 
     def note(self, error: ObjcommError, pair: Pair) -> None:
         """Something failed between this rank and another, or the other told so."""
-        error.locate(rank=self._rank, peer=pair.peer, channel=self._channel)
+        placed(error, self._rank, self._label, pair.peer)
         self._found.append((notice_of(error, error.peer), error))
         if pair.closed is not None:
             self._lost.add(pair.peer)
@@ -63,12 +78,12 @@ class Failures:
     def hear(self, notice: Notice | None) -> None:
         """What a rank told of itself or of another; of this rank, this rank knows more."""
         if notice is not None and notice.rank != self._rank:
-            heard = error_of(notice, self._rank).locate(rank=self._rank, channel=self._channel)
+            heard = placed(error_of(notice, self._rank), self._rank, self._label)
             self._found.append((notice, heard))
 
     def keep(self, error: ObjcommError) -> None:
         """Something that concerns this rank alone, such as an object that cannot be built here."""
-        self._kept = self._kept or error
+        self._kept = self._kept or placed(error, self._rank, self._label)
 
     def told(self) -> list[Piece]:
         """What to tell the others."""
@@ -110,7 +125,7 @@ class Failures:
             f"{who} not made this call within {self._seconds:g} s",
             rank=self._rank,
             peer=missing[0],
-            channel=self._channel,
+            channel=plain(self._label),
             phase="head",
             hint="every rank of the call must make it",
         )

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch.distributed as dist
 
@@ -53,6 +53,10 @@ class Call:
     def __enter__(self) -> Call:
         _calls.add(self)
         _watcher.wake()
+        if _yield is not None:
+            # Where ranks share cores: let one that was interrupted while it wrote to this rank finish first. Its
+            # backend holds a lock meanwhile, and would burn its core as soon as this rank answers.
+            _yield()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,6 +121,7 @@ class _Watcher:
                     call.note()
 
 
+_yield: Callable[[], None] | None = getattr(os, "sched_yield", None)
 _calls: set[Call] = set()
 _watcher = _Watcher()
 

@@ -118,6 +118,15 @@ class Star:
         except ObjcommError as failure:
             self.failures.note(failure, pair)
 
+    def open(self, taken: Taken) -> object:
+        """Build the one object of this rank."""
+        try:
+            return taken.open()
+        except ObjcommError as error:
+            self.failures.keep(error)
+        self.failures.check()
+        return None
+
     def finish(self) -> None:
         """Wait until nothing of this rank is needed any more, and raise what failed."""
         self.failures.wait_for(self._outgoings, self.deadline)
@@ -144,7 +153,7 @@ def scattered(star: Star) -> object:
     star.say()
     star.take(expected)
     star.finish()
-    return expected[0].open()
+    return star.open(expected[0])
 
 
 def gather(star: Star) -> dict[int, object]:
