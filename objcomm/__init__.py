@@ -2,7 +2,13 @@
 
 from . import autograd
 from .codec.generated import register_generated
-from .collectives import broadcast_object
+from .collectives import (
+    all_gather_objects,
+    all_to_all_objects,
+    broadcast_object,
+    gather_objects,
+    scatter_objects,
+)
 from .config import configure, settings
 from .errors import (
     DecodeError,
@@ -33,16 +39,20 @@ __all__ = [
     "TransferTimeout",
     "TrustError",
     "UsageError",
+    "all_gather_objects",
+    "all_to_all_objects",
     "autograd",
     "broadcast_object",
     "configure",
     "exchange_objects",
+    "gather_objects",
     "init_control",
     "irecv_object",
     "isend_object",
     "move_object",
     "recv_object",
     "register_generated",
+    "scatter_objects",
     "send_object",
     "settings",
     "stats",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .codec import parse
+from .codec import Plan, parse
 from .config import settings
 from .deadline import Deadline
 from .errors import (
@@ -22,7 +22,7 @@ from .hostmemory import view_of
 from .pair import Frame, Pair
 from .trace import counters
 from .transport import message_count
-from .wire.frame import Body, Flag, Header, Kind, read_body, read_header
+from .wire.frame import CHUNK_BYTES, Body, Flag, Header, Kind, read_body, read_header
 from .wire.notice import error_of, unpack_notice
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -73,6 +73,15 @@ class Incoming:
         self._value: object = None
         self._error: ObjcommError | None = None
 
+    def post(self) -> None:
+        """Take a place among the receives of the pair. What is wrong with the pair is raised by :meth:`wait`."""
+        try:
+            self.pair.expect(self)
+        except ObjcommError as error:
+            if self not in self.pair.posted:
+                self._error = error.locate(rank=self.pair.rank, peer=self.pair.peer, channel=self.channel)
+                self.done = True
+
     def wait(self, deadline: Deadline) -> object:
         """Move this pair's receives on until this one is over, and return its object.
 
@@ -100,14 +109,7 @@ class Incoming:
         try:
             if pair.closed is not None:
                 pair.check_open()
-            header, body, inline = self._take(deadline)
-            mailbox = pair.mailbox
-            if mailbox is not None and body.channel == mailbox.channel and body.channel != self.channel:
-                mine = header.kind is Kind.GOODBYE
-            if mine:
-                self._value = self._open(header, body, inline, deadline)
-            else:
-                self._pass_on(header, body, inline, deadline)
+            mine = self._take(deadline)
         except ObjcommError as error:
             self._error = error.locate(rank=pair.rank, peer=pair.peer, channel=self.channel)
         except BaseException:
@@ -120,7 +122,7 @@ class Incoming:
                 self.done = True
                 self._into = None
 
-    def _pass_on(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> None:
+    def _hand_over(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> None:
         pair = self.pair
         other = Incoming(pair, body.channel, None, None, has_handle=False)
         other._inline, self._inline = self._inline, None
@@ -131,15 +133,28 @@ class Incoming:
         other.done = True
         pair.mailbox.deliver(other)
 
-    def _take(self, deadline: Deadline) -> tuple[Header, Body, torch.Tensor]:
+    def _take(self, deadline: Deadline) -> bool:
+        """Take a message, and set the value; False if it was not this one's."""
+        return self._take_message(self._take_header(deadline), deadline)
+
+    def _take_message(self, header: Header, deadline: Deadline) -> bool:
         pair = self.pair
-        header = self._take_header(deadline)
         frame, inline = self._take_frame(header, deadline)
         try:
             body = read_body(frame, header)
         except ProtocolError as error:
             raise pair.refuse(error) from None
-        return header, body, inline
+        mailbox = pair.mailbox
+        if (
+            mailbox is not None
+            and body.channel == mailbox.channel
+            and body.channel != self.channel
+            and header.kind is not Kind.GOODBYE
+        ):
+            self._hand_over(header, body, inline, deadline)
+            return False
+        self._value = self._open(header, body, inline, deadline)
+        return True
 
     def _open(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> object:
         pair = self.pair
@@ -150,8 +165,8 @@ class Incoming:
             raise error_of(notice, pair.peer).locate(phase="head")
         try:
             return self._take_object(header, body, inline, deadline)
-        except _Refused as refused:
-            self._drain(body.segments, deadline)
+        except Refused as refused:
+            self._drain(body.segments, header.flags, deadline)
             raise refused.error from refused.error.__cause__
 
     def _take_header(self, deadline: Deadline) -> Header:
@@ -206,19 +221,22 @@ class Incoming:
         return frame
 
     def _take_object(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> object:
-        pair, link = self.pair, self.pair.link
-        if body.channel != self.channel:
-            raise _Refused(
-                ProtocolError(
-                    f"a message on channel {body.channel!r} arrived where one on channel {self.channel!r} was due",
-                    phase="head",
-                    hint="the two ranks call in a different order; this message was dropped, the next can be received",
-                )
-            )
+        self._check_channel(body)
+        plan, segments = self._admit(header.flags, body.skeleton, header.inline_bytes, body.segments)
+        if segments:
+            self._transfer(segments, body.segments, deadline)
+        else:
+            self.pair.post_ahead()
+        return self._build(plan, inline, segments)
+
+    def _admit(
+        self, flags: int, skeleton: memoryview | bytes, inline_bytes: int, segments: Sequence[tuple[int, bool]]
+    ) -> tuple[Plan, list[torch.Tensor]]:
+        """Look at an object before anything of it is built, and find memory for its segments."""
         wanted = settings()
         trust = wanted.trust
-        if trust == "restricted" and header.flags & Flag.OPAQUE:
-            raise _Refused(
+        if trust == "restricted" and flags & Flag.OPAQUE:
+            raise Refused(
                 TrustError(
                     "restricted trust refuses the pickled leaves of this message",
                     phase="decode",
@@ -227,29 +245,25 @@ class Incoming:
             )
         try:
             plan = parse(
-                body.skeleton,
-                inline_bytes=header.inline_bytes,
-                segments=body.segments,
-                trust=trust,
-                max_bytes=wanted.max_bytes,
+                skeleton, inline_bytes=inline_bytes, segments=segments, trust=trust, max_bytes=wanted.max_bytes
             )
-            segments: list[torch.Tensor] = []
-            if body.segments or self._into is not None:
-                targets = plan.targets(self._into)
-                segments = [
-                    link.allocate(nbytes, accelerator, self._device) if target is None else target
-                    for target, (nbytes, accelerator) in zip(targets, body.segments, strict=True)
-                ]
+            if not segments and self._into is None:
+                return plan, []
+            return plan, [
+                self._allocate(nbytes, accelerator) if target is None else target
+                for target, (nbytes, accelerator) in zip(plan.targets(self._into), segments, strict=True)
+            ]
         except (DecodeError, TrustError) as error:
-            raise _Refused(error.locate(phase="decode")) from error
+            raise Refused(error.locate(phase="decode")) from error
         except Exception as error:
-            raise _Refused(
+            raise Refused(
                 LimitError(f"no memory for the segments of this message: {error}", phase="segments")
             ) from error
-        if segments:
-            self._transfer(segments, body.segments, deadline)
-        else:
-            pair.post_ahead()
+
+    def _allocate(self, nbytes: int, accelerator: bool) -> torch.Tensor:
+        return self.pair.link.allocate(nbytes, accelerator, self._device)
+
+    def _build(self, plan: Plan, inline: torch.Tensor, segments: Sequence[torch.Tensor]) -> object:
         try:
             value = plan.build(inline, segments, self._device)
         except (DecodeError, TrustError) as error:
@@ -262,9 +276,19 @@ class Incoming:
             self.requiring_grad = plan.requiring_grad()
         counters.objects_received += 1
         if self._inline is not None and not plan.keeps_inline:
-            pair.return_frame(self._inline)
+            self.pair.return_frame(self._inline)
         self._inline = None
         return value
+
+    def _check_channel(self, body: Body) -> None:
+        if body.channel != self.channel:
+            raise Refused(
+                ProtocolError(
+                    f"a message on channel {body.channel!r} arrived where one on channel {self.channel!r} was due",
+                    phase="head",
+                    hint="the two ranks call in a different order; this message was dropped, the next can be received",
+                )
+            )
 
     def _transfer(self, into: list[torch.Tensor], segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:
         """Receive the segments of this message into ``into``; the next message may be on its way meanwhile."""
@@ -279,7 +303,7 @@ class Incoming:
             counters.messages_received += message_count(nbytes)
             counters.bytes_received += nbytes
 
-    def _drain(self, segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:
+    def _drain(self, segments: Sequence[tuple[int, bool]], flags: int, deadline: Deadline) -> None:
         """Take the segments of a refused message out of the way, one at a time, so that the next message arrives."""
         pair = self.pair
         for nbytes, accelerator in segments:
@@ -287,11 +311,14 @@ class Incoming:
                 scratch = pair.link.allocate(nbytes, accelerator, None)
             except (RuntimeError, MemoryError) as error:
                 raise pair.refuse(LimitError(f"no memory to receive a segment that is not wanted: {error}")) from None
+            pieces = chunks([scratch], [(nbytes, accelerator)]) if flags & Flag.CHUNKED else [(scratch, accelerator)]
             try:
-                pair.link.recv_segments([scratch], [accelerator]).wait(deadline)
+                for piece, _ in pieces:
+                    pair.link.recv_segments([piece], [accelerator]).wait(deadline)
             except (TransferTimeout, PeerError) as error:
                 raise pair.close(error.locate(channel=self.channel, phase="segments")) from error
-            counters.messages_received += message_count(nbytes)
+            for piece, _ in pieces:
+                counters.messages_received += message_count(piece.numel())
             counters.bytes_received += nbytes
         pair.post_ahead()
 
@@ -306,7 +333,19 @@ def take_one(pair: Pair, deadline: Deadline) -> None:
             pair.end_first()
 
 
-class _Refused(Exception):
+def chunks(segments: Sequence[torch.Tensor], table: Sequence[tuple[int, bool]]) -> list[tuple[torch.Tensor, bool]]:
+    """Segments as they are passed on from rank to rank, with where the first sender had them.
+
+    Every rank cuts in the same places. Accelerator memory is not cut: its transfers are batches of their own.
+    """
+    cut: list[tuple[torch.Tensor, bool]] = []
+    for segment, (_, accelerator) in zip(segments, table, strict=True):
+        step = segment.numel() if accelerator else CHUNK_BYTES
+        cut.extend((segment[at : at + step], accelerator) for at in range(0, segment.numel(), step))
+    return cut
+
+
+class Refused(Exception):
     """This message is not wanted, but its transfers are still to come and must be taken."""
 
     def __init__(self, error: ObjcommError) -> None:

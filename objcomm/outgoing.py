@@ -21,11 +21,12 @@ class Outgoing:
 
     __slots__ = ("_encoded", "_frame", "_waiting", "channel", "pair", "pendings", "sequence")
 
-    def __init__(self, pair: Pair, channel: str, sequence: int, encoded: Encoded, frame: Frame) -> None:
+    def __init__(self, pair: Pair, channel: str, sequence: int, encoded: object, frame: Frame) -> None:
         self.pair = pair
         self.channel = channel
         self.sequence = sequence
-        self._encoded: Encoded | None = encoded
+        # What the transfers read from beside the frame; None when they are over.
+        self._encoded: object | None = encoded
         self._frame = frame
         self._waiting = threading.Lock()
         # In the order of posting, with the phase that each belongs to.
@@ -90,16 +91,9 @@ def send(
     for pair in pairs:
         if pair.closed is not None:
             pair.check_open()
-    wanted = settings()
     name = b"" if channel == "" else channel_name(channel)
     try:
-        encoded = encode(obj, trust=wanted.trust, forbid_grad=forbid_grad)
-        content = _content(Kind.DATA, encoded, name)
-        if content.nbytes > wanted.max_bytes:
-            raise LimitError(
-                f"the message has {content.nbytes} bytes, max_bytes is {wanted.max_bytes}",
-                hint="raise max_bytes on all ranks, or send the object in parts",
-            )
+        content, encoded = prepare(obj, name, forbid_grad=forbid_grad)
         if leaving is not None:
             leaving(encoded)
     except BaseException as error:
@@ -110,15 +104,32 @@ def send(
             peer = pairs[0].peer if len(pairs) == 1 else None
             error.locate(rank=pairs[0].rank, peer=peer, channel=channel, phase="encode")
         raise
-    outgoing = [_post(pair, content, encoded, channel, deadline) for pair in pairs]
+    outgoing = [post(pair, content, encoded, channel, deadline) for pair in pairs]
     counters.objects_sent += len(outgoing)
     return outgoing
+
+
+def prepare(obj: object, name: bytes, *, forbid_grad: bool = False) -> tuple[Content, Encoded]:
+    """Encode an object for a message on the channel ``name``, of which nothing has left yet.
+
+    Raises:
+        EncodeError, TrustError, LimitError: it cannot be sent.
+    """
+    wanted = settings()
+    encoded = encode(obj, trust=wanted.trust, forbid_grad=forbid_grad)
+    content = _content(Kind.DATA, encoded, name)
+    if content.nbytes > wanted.max_bytes:
+        raise LimitError(
+            f"the message has {content.nbytes} bytes, max_bytes is {wanted.max_bytes}",
+            hint="raise max_bytes on all ranks, or send the object in parts",
+        )
+    return content, encoded
 
 
 def notify(pair: Pair, kind: Kind, notice: Notice, channel: str, deadline: Deadline) -> None:
     """Post an error or goodbye frame. Nobody waits for it: it is small and owned by the pair until it was taken."""
     encoded = Encoded.of_skeleton(pack_notice(notice))
-    _post(pair, _content(kind, encoded, channel_name(channel)), encoded, channel, deadline)
+    post(pair, _content(kind, encoded, channel_name(channel)), encoded, channel, deadline)
 
 
 def _content(kind: Kind, encoded: Encoded, name: bytes) -> Content:
@@ -126,7 +137,8 @@ def _content(kind: Kind, encoded: Encoded, name: bytes) -> Content:
     return Content(kind, Flag.OPAQUE if encoded.opaque else 0, name, encoded.skeleton, encoded.inline_bytes, segments)
 
 
-def _post(pair: Pair, content: Content, encoded: Encoded, channel: str, deadline: Deadline) -> Outgoing:
+def post(pair: Pair, content: Content, encoded: Encoded, channel: str, deadline: Deadline) -> Outgoing:
+    """Post every transfer of a message."""
     terms = pair.terms()
     pair.hold_sending(deadline)
     try:

@@ -246,12 +246,12 @@ def expect(
 ) -> Incoming:
     """Queue a receive, its arguments checked."""
     channel_name(channel)
-    incoming = Incoming(pair, channel, _target(device), into, has_handle=has_handle, track_grad=track_grad)
+    incoming = Incoming(pair, channel, target_device(device), into, has_handle=has_handle, track_grad=track_grad)
     pair.expect(incoming)
     return incoming
 
 
-def _target(device: Device) -> torch.device | None:
+def target_device(device: Device) -> torch.device | None:
     """Where tensors shall live, checked before anything is posted."""
     if device is None:
         return None

@@ -3,7 +3,7 @@
 from .accelerators import kind_here
 from .base import Link, Pending, message_count
 from .control import init_control
-from .groups import Peer, rank_in, resolve, standing
+from .groups import Peer, existing, rank_in, resolve, standing
 from .routes import describe, link
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Peer",
     "Pending",
     "describe",
+    "existing",
     "init_control",
     "kind_here",
     "link",
