@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .codec import parse
-from .config import settings
+from .config import Trust, is_restricted_here, settings
 from .deadline import Deadline
 from .errors import (
     DecodeError,
@@ -34,7 +34,10 @@ class Incoming:
     Its outcome, an object or an error, is kept until somebody waits for it.
     """
 
-    __slots__ = ("_device", "_error", "_inline", "_into", "_value", "begun", "channel", "done", "has_handle", "pair")
+    __slots__ = (
+        *("_device", "_error", "_inline", "_into", "_restricted", "_value"),
+        *("begun", "channel", "done", "has_handle", "pair"),
+    )
 
     def __init__(
         self, pair: Pair, channel: str, device: torch.device | None, into: object | None, *, has_handle: bool
@@ -46,6 +49,7 @@ class Incoming:
         self.has_handle = has_handle
         self._device = device
         self._into = into
+        self._restricted = is_restricted_here()
         self._inline: Frame | None = None
         self._value: object = None
         self._error: ObjcommError | None = None
@@ -169,7 +173,7 @@ class Incoming:
                 )
             )
         wanted = settings()
-        trust = wanted.trust
+        trust: Trust = "restricted" if self._restricted else wanted.trust
         if trust == "restricted" and header.flags & Flag.OPAQUE:
             raise _Refused(
                 TrustError(

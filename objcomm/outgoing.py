@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from .codec import Encoded, encode
-from .config import settings
+from .config import settings, trust_here
 from .deadline import Deadline
 from .errors import LimitError, ObjcommError, PeerError
 from .pair import Frame, Pair
@@ -88,7 +88,7 @@ def send(
     name = channel_name(channel)
     limit = settings().max_bytes
     try:
-        message = _Message(Kind.DATA, encode(obj, trust=settings().trust, forbid_grad=forbid_grad), name)
+        message = _Message(Kind.DATA, encode(obj, trust=trust_here(), forbid_grad=forbid_grad), name)
         if message.nbytes > limit:
             raise LimitError(
                 f"the message has {message.nbytes} bytes, max_bytes is {limit}",

@@ -11,7 +11,9 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import cloudpickle
@@ -34,7 +36,25 @@ _CHANGED: dict[type, str] = {
 }
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+_only_by_reference: ContextVar[bool] = ContextVar("objcomm_only_by_reference", default=False)
+
+
+@contextmanager
+def plain_pickle() -> Iterator[None]:
+    """What this thread encodes inside is pickled as Python's own pickle does, and refused where that refuses it.
+
+    Classes and functions then go by reference alone, so a lambda or a class made inside of a function is an error.
+    """
+    token = _only_by_reference.set(True)
+    try:
+        yield
+    finally:
+        _only_by_reference.reset(token)
+
+
+class _OutOfBand(pickle.Pickler):
+    """Keeps tensors and arrays, and what is registered, out of the stream; all else is Python's own pickle."""
+
     def __init__(self, file: io.BytesIO, scan: Scan, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._scan = scan
@@ -44,22 +64,32 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None if type(obj) in _COMMON else self._scan.out_of_band(obj)
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is types.FunctionType or issubclass(type(obj), type):
+            return NotImplemented
+        parts = self._scan.in_stream(obj)
+        if parts is None:
+            return NotImplemented
+        if id(obj) in self._reduced:  # a second time, so it is not finished: it would be built from half of itself
+            raise EncodeError(f"{describe(obj)} contains itself")
+        self._reduced.add(id(obj))
+        return _rebuild_composite, parts
+
+
+class _Pickler(_OutOfBand, cloudpickle.Pickler):  # type: ignore[misc]
+    """Classes and functions that have no name of their own go by value, as cloudpickle does it."""
+
+    def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is types.FunctionType or issubclass(kind, type):
             # A string means: by reference. cloudpickle would send what __main__ defines by value.
             if _goes_by_reference(obj):
                 return obj.__qualname__
-            return _with_qualname(obj, super().reducer_override(obj))
+            return _with_qualname(obj, cloudpickle.Pickler.reducer_override(self, obj))
         hint = _CHANGED.get(kind)
         if hint is not None and obj not in (sys.stdout, sys.stderr):
             raise EncodeError(f"{describe(obj)} cannot be sent", hint=hint)
-        parts = self._scan.in_stream(obj)
-        if parts is not None:
-            if id(obj) in self._reduced:  # a second time, so it is not finished: it would be built from half of itself
-                raise EncodeError(f"{describe(obj)} contains itself")
-            self._reduced.add(id(obj))
-            return _rebuild_composite, parts
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        return cloudpickle.Pickler.reducer_override(self, obj) if reduced is NotImplemented else reduced
 
 
 def _with_qualname(obj: Any, reduced: Any) -> Any:
@@ -81,7 +111,7 @@ class Stream:
         self._pickled = 0
         self._file = io.BytesIO()
         self._buffers: list[int] = []
-        self._pickler: _Pickler | None = None
+        self._pickler: _OutOfBand | None = None
 
     def dump(self) -> None:
         """Pickle the leaves that are not pickled yet.
@@ -92,7 +122,8 @@ class Stream:
         leaves = self._scan.leaves
         while self._pickled < len(leaves):
             if self._pickler is None:
-                self._pickler = _Pickler(self._file, self._scan, self._add_buffer)
+                kind = _OutOfBand if _only_by_reference.get() else _Pickler
+                self._pickler = kind(self._file, self._scan, self._add_buffer)
             leaf = leaves[self._pickled]
             try:
                 self._pickler.dump(leaf)
