@@ -1,6 +1,12 @@
 """objcomm moves Python objects of unknown size between the ranks of a PyTorch job."""
 
-from .collectives import broadcast_object
+from .collectives import (
+    all_gather_objects,
+    all_to_all_objects,
+    broadcast_object,
+    gather_objects,
+    scatter_objects,
+)
 from .config import configure, settings
 from .errors import (
     DecodeError,
@@ -31,14 +37,18 @@ __all__ = [
     "TransferTimeout",
     "TrustError",
     "UsageError",
+    "all_gather_objects",
+    "all_to_all_objects",
     "broadcast_object",
     "configure",
     "exchange_objects",
+    "gather_objects",
     "init_control",
     "irecv_object",
     "isend_object",
     "move_object",
     "recv_object",
+    "scatter_objects",
     "send_object",
     "settings",
     "stats",

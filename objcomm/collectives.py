@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
-from torch.distributed import ProcessGroup, get_process_group_ranks
+from torch.distributed import ProcessGroup
 
-from .errors import UsageError
-from .outgoing import send
-from .p2p import Device, irecv_object
-from .pairs import pair_with
-from .transport import rank_in, resolve
-from .wire.frame import channel_name
-from .work import ObjectWork, deadline_for, watch
+from .deadline import Deadline
+from .direct import start, tell
+from .errors import ObjcommError, UsageError
+from .p2p import Device, target_device
+from .team import Team
+from .work import ObjectWork, deadline_for
 
 T = TypeVar("T")
 
 
 def broadcast_object(
     obj: T,
-    src: int,
+    src: int | None = None,
     *,
     group: ProcessGroup | None = None,
+    group_src: int | None = None,
     ranks: Sequence[int] | None = None,
     async_op: bool = False,
     channel: str = "",
@@ -33,13 +33,11 @@ def broadcast_object(
 ) -> T | ObjectWork[T]:
     """Give one rank's object to several: every one of them makes the same call.
 
-    The object is encoded once and sent to each receiver point to point, so that any ranks may take part without a group
-    of their own.
-
     Args:
         obj: on ``src`` the object; elsewhere a placeholder, which is ignored.
         src: global rank that has the object.
         group: a process group that all of them belong to; ``None`` is the default group.
+        group_src: rank of ``src`` in ``group``, instead of ``src``.
         ranks: global ranks that take part, ``src`` among them; ``None`` means all of the group.
         async_op: return a handle instead; its ``wait()`` gives the object.
         channel, device, timeout: as in :func:`objcomm.send_object` and :func:`objcomm.recv_object`.
@@ -58,24 +56,234 @@ def broadcast_object(
 
         config = objcomm.broadcast_object(config if rank == 0 else None, src=0, ranks=[0, 2, 3])
     """
-    rank = rank_in(group)
-    members = get_process_group_ranks(group) if ranks is None else list(ranks)
-    for needed, what in ((rank, "this rank"), (src, "src")):
-        if needed not in members:
-            raise UsageError(f"{what}, {needed}, is not among the ranks of this broadcast: {members}", rank=rank)
-    channel_name(channel)
-    work: ObjectWork[T]
-    if rank != src:
-        arriving = irecv_object(src, group=group, channel=channel, device=device, timeout=timeout)
-        work = cast("ObjectWork[T]", arriving)
-    else:
-        peers = [resolve(group, member, None, "ranks") for member in dict.fromkeys(members) if member != src]
-        pairs = [pair_with(peer) for peer in peers]
-        if not pairs:
-            return ObjectWork.over(obj) if async_op else obj
-        for pair in pairs:
-            watch(pair)
-        deadline = deadline_for(pairs[0], timeout)
-        outgoing = send(pairs, obj, channel, deadline, forbid_grad=forbid_grad and torch.is_grad_enabled())
-        work = ObjectWork(outgoing, obj, timeout)
+    team = Team(group, None if ranks is None else list(dict.fromkeys(ranks)))
+    source = team.member(group, src, group_src, "src")
+    is_source = team.rank == source
+    work = start(
+        team,
+        dict.fromkeys(team.pairs, obj) if is_source else {},
+        [] if is_source else [source],
+        lambda objects: obj if is_source else cast(T, objects[source]),
+        channel=channel,
+        device=target_device(device),
+        timeout=timeout,
+        async_op=async_op,
+        forbid_grad=forbid_grad and torch.is_grad_enabled(),
+    )
     return work if async_op else work.wait()
+
+
+def scatter_objects(
+    objs: Sequence[object] | None,
+    src: int | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    group_src: int | None = None,
+    ranks: Sequence[int] | None = None,
+    async_op: bool = False,
+    channel: str = "",
+    device: Device = None,
+    timeout: float | None = None,
+) -> Any:
+    """Give each rank its own object out of a list that one rank has: every one of them makes the same call.
+
+    Args:
+        objs: on ``src`` one object for each rank, in the order of ``ranks`` or of the group's ranks; elsewhere ignored.
+        src: global rank that has the objects.
+        group, group_src, ranks, async_op, channel, device, timeout: as in :func:`broadcast_object`.
+
+    Returns:
+        This rank's object; on ``src`` the one in ``objs`` itself.
+
+    Raises:
+        UsageError: ``objs`` has not one object for each rank (on ``src``; the others get a
+            :class:`~objcomm.PeerError`), or as in :func:`broadcast_object`.
+        ObjcommError: as in :func:`broadcast_object`; if one object cannot be sent, none is.
+
+    Example::
+
+        shard = objcomm.scatter_objects(shards if rank == 0 else None, src=0)
+    """
+    team = Team(group, ranks)
+    source = team.member(group, src, group_src, "src")
+    if team.rank == source:
+        mine = _one_for_each(objs, team)
+        work: ObjectWork[Any] = start(
+            team,
+            {rank: obj for rank, obj in mine.items() if rank != source},
+            [],
+            lambda objects: mine[source],
+            channel=channel,
+            device=None,
+            timeout=timeout,
+            async_op=async_op,
+        )
+    else:
+        work = start(
+            team,
+            {},
+            [source],
+            lambda objects: objects[source],
+            channel=channel,
+            device=target_device(device),
+            timeout=timeout,
+            async_op=async_op,
+        )
+    return work if async_op else work.wait()
+
+
+def gather_objects(
+    obj: object,
+    dst: int | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    group_dst: int | None = None,
+    ranks: Sequence[int] | None = None,
+    channel: str = "",
+    device: Device = None,
+    timeout: float | None = None,
+) -> list[Any] | None:
+    """Bring every rank's object to one rank: every one of them makes the same call.
+
+    Args:
+        obj: this rank's object.
+        dst: global rank that shall have them all.
+        group_dst: rank of ``dst`` in ``group``, instead of ``dst``.
+        group, ranks, channel, device, timeout: as in :func:`broadcast_object`.
+
+    Returns:
+        On ``dst`` a list in the order of ``ranks`` or of the group's ranks, in which its own object is ``obj`` itself;
+        elsewhere ``None``, as soon as ``dst`` has everybody's.
+
+    Raises:
+        EncodeError, TrustError, LimitError: this rank's object cannot be sent; all others get a
+            :class:`~objcomm.PeerError` that names this rank and the path.
+        UsageError, ObjcommError: as in :func:`broadcast_object`.
+
+    Example::
+
+        losses = objcomm.gather_objects({"loss": loss, "step": step}, dst=0)
+    """
+    team = Team(group, ranks)
+    target = team.member(group, dst, group_dst, "dst")
+    deadline = _deadline(team, timeout)
+    if not team.pairs:
+        return [obj]
+    is_target = team.rank == target
+    work = start(
+        team,
+        {} if is_target else {target: obj},
+        list(team.pairs) if is_target else [],
+        lambda objects: [obj if rank == team.rank else objects[rank] for rank in team.ranks] if is_target else None,
+        channel=channel,
+        device=target_device(device),
+        timeout=timeout,
+        async_op=False,
+    )
+    failure: ObjcommError | None = None
+    result = None
+    try:
+        result = work.wait()
+    except ObjcommError as error:
+        failure = error
+    try:
+        tell(team, target, failure, channel, deadline)
+    except ObjcommError as error:
+        failure = failure or error
+    if failure is not None:
+        raise failure
+    return result
+
+
+def all_gather_objects(
+    obj: object,
+    *,
+    group: ProcessGroup | None = None,
+    ranks: Sequence[int] | None = None,
+    async_op: bool = False,
+    channel: str = "",
+    device: Device = None,
+    timeout: float | None = None,
+) -> Any:
+    """Give every rank's object to every rank: every one of them makes the same call.
+
+    Args:
+        obj: this rank's object.
+        group, ranks, async_op, channel, device, timeout: as in :func:`broadcast_object`.
+
+    Returns:
+        A list in the order of ``ranks`` or of the group's ranks, in which this rank's object is ``obj`` itself.
+
+    Raises:
+        EncodeError, TrustError, LimitError: this rank's object cannot be sent; all others get a
+            :class:`~objcomm.PeerError` that names this rank and the path.
+        UsageError, ObjcommError: as in :func:`broadcast_object`.
+
+    Example::
+
+        vocabularies = objcomm.all_gather_objects(vocabulary)
+    """
+    team = Team(group, ranks)
+    work: ObjectWork[list[Any]] = start(
+        team,
+        dict.fromkeys(team.pairs, obj),
+        list(team.pairs),
+        lambda objects: [obj if rank == team.rank else objects[rank] for rank in team.ranks],
+        channel=channel,
+        device=target_device(device),
+        timeout=timeout,
+        async_op=async_op,
+    )
+    return work if async_op else work.wait()
+
+
+def all_to_all_objects(
+    objs: Sequence[object],
+    *,
+    group: ProcessGroup | None = None,
+    ranks: Sequence[int] | None = None,
+    async_op: bool = False,
+    channel: str = "",
+    device: Device = None,
+    timeout: float | None = None,
+) -> Any:
+    """Give each rank its own object from every rank: every one of them makes the same call.
+
+    Args:
+        objs: one object for each rank, in the order of ``ranks`` or of the group's ranks.
+        group, ranks, async_op, channel, device, timeout: as in :func:`broadcast_object`.
+
+    Returns:
+        A list in the same order: what each rank had for this one. This rank's own is the one in ``objs`` itself.
+
+    Raises:
+        UsageError, ObjcommError: as in :func:`scatter_objects`.
+
+    Example::
+
+        tokens = objcomm.all_to_all_objects([routed[expert] for expert in range(world_size)])
+    """
+    team = Team(group, ranks)
+    mine = _one_for_each(objs, team)
+    work: ObjectWork[list[Any]] = start(
+        team,
+        {rank: obj for rank, obj in mine.items() if rank != team.rank},
+        list(team.pairs),
+        lambda objects: [mine[rank] if rank == team.rank else objects[rank] for rank in team.ranks],
+        channel=channel,
+        device=target_device(device),
+        timeout=timeout,
+        async_op=async_op,
+    )
+    return work if async_op else work.wait()
+
+
+def _one_for_each(objs: Sequence[object] | None, team: Team) -> dict[int, object]:
+    if not isinstance(objs, Sequence) or len(objs) != len(team.ranks):
+        what = f"{len(objs)} objects" if isinstance(objs, Sequence) else type(objs).__name__
+        raise UsageError(f"a sequence of {len(team.ranks)} objects is needed, not {what}", rank=team.rank)
+    return dict(zip(team.ranks, objs, strict=True))
+
+
+def _deadline(team: Team, timeout: float | None) -> Deadline:
+    return deadline_for(next(iter(team.pairs.values())), timeout) if team.pairs else Deadline(timeout)

@@ -86,14 +86,8 @@ def send(
     for pair in pairs:
         pair.check_open()
     name = channel_name(channel)
-    limit = settings().max_bytes
     try:
-        message = _Message(Kind.DATA, encode(obj, trust=trust_here(), forbid_grad=forbid_grad), name)
-        if message.nbytes > limit:
-            raise LimitError(
-                f"the message has {message.nbytes} bytes, max_bytes is {limit}",
-                hint="raise max_bytes on all ranks, or send the object in parts",
-            )
+        message = message_of(obj, name, forbid_grad=forbid_grad)
     except BaseException as error:
         # Whatever it was, an interrupt too: the receivers must not wait for what will not come.
         for pair in pairs:
@@ -102,18 +96,34 @@ def send(
             peer = pairs[0].peer if len(pairs) == 1 else None
             error.locate(rank=pairs[0].rank, peer=peer, channel=channel, phase="encode")
         raise
-    outgoing = [_post(pair, message, channel, deadline) for pair in pairs]
+    outgoing = [post(pair, message, channel, deadline) for pair in pairs]
     counters.objects_sent += len(outgoing)
     return outgoing
 
 
+def message_of(obj: object, name: bytes, *, forbid_grad: bool = False) -> Message:
+    """Encode an object, of which nothing has left yet.
+
+    Raises:
+        EncodeError, TrustError, LimitError: it cannot be sent.
+    """
+    limit = settings().max_bytes
+    message = Message(Kind.DATA, encode(obj, trust=trust_here(), forbid_grad=forbid_grad), name)
+    if message.nbytes > limit:
+        raise LimitError(
+            f"the message has {message.nbytes} bytes, max_bytes is {limit}",
+            hint="raise max_bytes on all ranks, or send the object in parts",
+        )
+    return message
+
+
 def notify(pair: Pair, kind: Kind, notice: Notice, channel: str, deadline: Deadline) -> None:
     """Post an error or goodbye frame. Nobody waits for it: it is small and owned by the pair until it was taken."""
-    message = _Message(kind, Encoded.of_skeleton(pack_notice(notice)), channel_name(channel))
-    _post(pair, message, channel, deadline)
+    message = Message(kind, Encoded.of_skeleton(pack_notice(notice)), channel_name(channel))
+    post(pair, message, channel, deadline)
 
 
-class _Message:
+class Message:
     """What an encoded object becomes on the wire."""
 
     __slots__ = ("encoded", "frame_bytes", "inline_at", "kind", "name", "nbytes", "segments")
@@ -129,7 +139,7 @@ class _Message:
         self.nbytes = self.frame_bytes + sum([nbytes for nbytes, _ in self.segments])
 
 
-def _post(pair: Pair, message: _Message, channel: str, deadline: Deadline) -> Outgoing:
+def post(pair: Pair, message: Message, channel: str, deadline: Deadline) -> Outgoing:
     terms = pair.terms()
     pair.hold_sending(deadline)
     try:
@@ -153,7 +163,7 @@ def _post(pair: Pair, message: _Message, channel: str, deadline: Deadline) -> Ou
     return outgoing
 
 
-def _write(pair: Pair, message: _Message, terms: Terms) -> Frame:
+def _write(pair: Pair, message: Message, terms: Terms) -> Frame:
     link, encoded = pair.link, message.encoded
     head = head_bytes(
         kind=message.kind,

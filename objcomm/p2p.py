@@ -242,12 +242,12 @@ def _pair(rank: int | None, group: ProcessGroup | None, group_rank: int | None, 
 
 def expect(pair: Pair, channel: str, device: Device, into: object | None, *, has_handle: bool) -> Incoming:
     channel_name(channel)
-    incoming = Incoming(pair, channel, _target(device), into, has_handle=has_handle)
+    incoming = Incoming(pair, channel, target_device(device), into, has_handle=has_handle)
     pair.expect(incoming)
     return incoming
 
 
-def _target(device: Device) -> torch.device | None:
+def target_device(device: Device) -> torch.device | None:
     """Where tensors shall live, checked before anything is posted."""
     if device is None:
         return None

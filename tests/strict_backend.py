@@ -53,9 +53,7 @@ class StrictWork(dist.Work):
         end = time.monotonic() + limit.total_seconds()
         for one in self._operations:
             if not one.done.wait(max(0.0, end - time.monotonic())):
-                raise RuntimeError(
-                    f"strict: timed out after {limit.total_seconds():g} s: {one.text(self._rank)}"
-                )
+                raise RuntimeError(f"strict: timed out after {limit.total_seconds():g} s: {one.text(self._rank)}")
             if one.error is not None:
                 raise RuntimeError(f"strict: {one.error}")
         return True
@@ -184,9 +182,7 @@ class StrictGroup(dist.ProcessGroup):
                 raise RuntimeError("strict: the group was shut down")
             key = channel, peer
             if key not in self._conduits:
-                self._conduits[key] = Conduit(
-                    self._me, peer, lambda conduit: self._connect(conduit, channel, peer)
-                )
+                self._conduits[key] = Conduit(self._me, peer, lambda conduit: self._connect(conduit, channel, peer))
             return self._conduits[key]
 
     def _connect(self, conduit: Conduit, channel: bytes, peer: int) -> socket.socket | None:

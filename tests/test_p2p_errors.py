@@ -277,13 +277,13 @@ def test_a_peer_that_dies_in_the_middle_of_a_message() -> None:
         if rank == 0:
             outgoing: Any = importlib.import_module("objcomm.outgoing")
 
-            original = outgoing._post
+            original = outgoing.post
 
             def die(pair: Any, *args: Any) -> Any:
                 pair.link.send_segments = lambda segments: os._exit(5)
                 return original(pair, *args)
 
-            outgoing._post = die
+            outgoing.post = die
             objcomm.send_object({"t": torch.zeros(MIB)}, 1)
         else:
             with within(5), pytest.raises(objcomm.PeerError):

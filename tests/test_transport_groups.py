@@ -40,9 +40,7 @@ def test_wrong_calls() -> None:
                     call()
         else:
             assert resolve(group, 2 - rank, None, "dst") == (group, 2 - rank, (2 - rank) // 2)
-            assert "dst=1 is not in the group, whose global ranks are [0, 2]" in text_of(
-                group, 1, None, "dst"
-            )
+            assert "dst=1 is not in the group, whose global ranks are [0, 2]" in text_of(group, 1, None, "dst")
             assert rank_in(group) == rank
         assert rank_in(None) == rank
         dist.barrier()

@@ -55,7 +55,14 @@ def send_object_list(
     pg = served(group)
     if pg is None:
         torchs_own(
-            "send_object_list", object_list, dst, group, device, group_dst=group_dst, use_batch=use_batch, weights_only=weights_only
+            "send_object_list",
+            object_list,
+            dst,
+            group,
+            device,
+            group_dst=group_dst,
+            use_batch=use_batch,
+            weights_only=weights_only,
         )
         return
     check_device(device)
@@ -92,7 +99,14 @@ def recv_object_list(
     pg = served(group)
     if pg is None:
         rank: int = torchs_own(
-            "recv_object_list", object_list, src, group, device, group_src=group_src, use_batch=use_batch, weights_only=weights_only
+            "recv_object_list",
+            object_list,
+            src,
+            group,
+            device,
+            group_src=group_src,
+            use_batch=use_batch,
+            weights_only=weights_only,
         )
         return rank
     check_device(device)
@@ -134,7 +148,9 @@ def broadcast_object_list(
     """
     pg = served(group)
     if pg is None:
-        torchs_own("broadcast_object_list", object_list, src, group, device, group_src=group_src, weights_only=weights_only)
+        torchs_own(
+            "broadcast_object_list", object_list, src, group, device, group_src=group_src, weights_only=weights_only
+        )
         return
     check_device(device)
     source = root_of(pg, src, group_src, "src")

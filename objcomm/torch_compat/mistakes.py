@@ -1,7 +1,8 @@
 """Errors of objcomm that are also of the type that torch raises for the same mistake.
 
-torch pickles, so a program may catch what pickle raises: ``AttributeError`` for a class that was made inside a function,
-``TypeError`` for a lock. The error that is raised here is both: objcomm's, with rank and path, and pickle's.
+torch pickles, so a program may catch what pickle raises: ``AttributeError`` for an instance of a class that was made
+inside a function, ``TypeError`` for a lock. The error that is raised here is both: objcomm's, with rank and path, and
+pickle's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Putting the calls in torch.distributed's place, and taking them out again.
 
-torch's functions stay the objects that they are: each is a wrapper that logs what its function raises, and that function
-is replaced inside of the wrapper. So whoever has got hold of one, by ``from torch.distributed import gather_object`` in
-a module that was imported long ago, in a class, a default argument or a partial, calls what is installed; there is no
-list of places that could miss one.
+torch's functions stay the objects that they are: each is a wrapper that logs what its function raises, and that
+function is replaced inside of the wrapper. So whoever has got hold of one, by ``from torch.distributed import
+gather_object`` in a module that was imported long ago, in a class, a default argument or a partial, calls what is
+installed; there is no list of places that could miss one.
 """
 
 from __future__ import annotations

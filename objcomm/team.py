@@ -1,0 +1,67 @@
+"""Who takes part in a call among several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed import ProcessGroup, get_process_group_ranks
+
+from .errors import UsageError
+from .pair import Pair
+from .pairs import pair_with
+from .transport import rank_in, resolve
+
+
+class Team:
+    """The ranks of one call, this one among them.
+
+    Attributes:
+        rank: of this process.
+        ranks: all of them, in the order in which lists of objects are given and returned.
+        pairs: by rank, those with the others.
+    """
+
+    __slots__ = ("pairs", "rank", "ranks")
+
+    def __init__(self, group: ProcessGroup | None, ranks: Sequence[int] | None) -> None:
+        if torch._C._len_torch_dispatch_stack() and _fake_mode_is_on():
+            raise UsageError("under FakeTensorMode no memory is real", hint="send and receive outside of it")
+        self.rank = rank_in(group)
+        self.ranks = get_process_group_ranks(group) if ranks is None else _checked(ranks, self.rank)
+        self.pairs: dict[int, Pair] = {
+            rank: pair_with(resolve(group, rank, None, "ranks")) for rank in self.ranks if rank != self.rank
+        }
+
+    def member(self, group: ProcessGroup | None, rank: int | None, group_rank: int | None, name: str) -> int:
+        """The global rank of ``src`` or ``dst``, which may be this rank, and must be one of the team."""
+        if (rank is None) == (group_rank is None):
+            given = "neither is given" if rank is None else "both are given"
+            raise UsageError(f"exactly one of {name} and group_{name} must be given, and {given}", rank=self.rank)
+        argument, value = (name, rank) if group_rank is None else (f"group_{name}", group_rank)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UsageError(f"{argument} must be a rank, an int, not {type(value).__name__}", rank=self.rank)
+        if group_rank is not None:
+            members = get_process_group_ranks(group)
+            if not 0 <= group_rank < len(members):
+                raise UsageError(f"group_{name}={group_rank} is no rank of a group of {len(members)}", rank=self.rank)
+            value = members[group_rank]
+        if value not in self.ranks:
+            raise UsageError(f"{name}, {value}, is not among the ranks of this call: {self.ranks}", rank=self.rank)
+        return value
+
+
+def _checked(ranks: Sequence[int], me: int) -> list[int]:
+    members = list(ranks)
+    if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in members):
+        raise UsageError(f"ranks must be ints: {members}", rank=me)
+    if len(set(members)) < len(members):
+        raise UsageError(f"ranks names a rank more than once: {members}", rank=me)
+    if me not in members:
+        raise UsageError(f"this rank, {me}, is not among the ranks of this call: {members}", rank=me)
+    return members
+
+
+def _fake_mode_is_on() -> bool:
+    c = torch._C
+    return c._get_dispatch_mode(c._TorchDispatchModeKey.FAKE) is not None
