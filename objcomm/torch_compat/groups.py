@@ -40,7 +40,8 @@ def served(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     Raises:
         UsageError: there is no such group.
     """
-    if group == dist.GroupMember.NON_GROUP_MEMBER:
+    outside: Any = dist.GroupMember.NON_GROUP_MEMBER
+    if group == outside:
         return None
     pg = existing(group)
     serves = _served.get(pg)
@@ -81,7 +82,7 @@ def root_of(group: dist.ProcessGroup, rank: Any, group_rank: Any, name: str) -> 
     if group_rank is not None:
         if not 0 <= group_rank < len(members):
             raise UsageError(f"group_{name}={group_rank} is no rank of a group of {len(members)}", rank=dist.get_rank())
-        return members[group_rank]
+        return int(members[group_rank])
     root = rank or 0
     if root not in members:
         what = f"{name}={root}" if rank is not None else f"rank 0, which {name} is where it is not given,"

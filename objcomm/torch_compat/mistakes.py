@@ -21,11 +21,15 @@ _PICKLES: dict[type[ObjcommError], tuple[type[Exception], ...]] = {
 }
 
 
+# An ImportError has a path of its own, which would stand before the one of the object.
+_path = property(lambda error: vars(error).get("path"), lambda error, path: vars(error).update(path=path))
+
+
 def _both(kind: type[ObjcommError], other: type[Exception]) -> type[ObjcommError]:
     """A class of this module, so that an instance can be pickled: frameworks send errors to other ranks."""
     name = f"{kind.__name__.removesuffix('Error')}{other.__name__}"
     doc = f":class:`objcomm.{kind.__name__}` where torch raises ``{other.__name__}``."
-    made = type(name, (kind, other), {"__module__": __name__, "__doc__": doc})
+    made = type(name, (kind, other), {"__module__": __name__, "__doc__": doc, "path": _path})
     globals()[name] = made
     return made
 

@@ -90,18 +90,19 @@ def _cell_of(name: str) -> CellType:
         UsageError: that is not as it is known.
     """
     wrapper = vars(c10d).get(name)
-    if not isinstance(wrapper, FunctionType) or vars(dist).get(name) is not wrapper:
-        raise _refusal(name, "something else has replaced it")
-    inner = vars(wrapper).get("__wrapped__")
+    inner = getattr(wrapper, "__wrapped__", None)
+    if vars(dist).get(name) is not wrapper:
+        raise _refusal(name, "torch.distributed and torch.distributed.distributed_c10d have different ones")
     if not isinstance(inner, FunctionType) or inner.__module__ != c10d.__name__:
-        raise _refusal(name, f"it is {wrapper.__module__}.{wrapper.__qualname__}")
-    cells = [cell for cell in wrapper.__closure__ or () if _holds(cell, inner)]
+        raise _refusal(name, f"something else has been put in its place: {wrapper!r}")
+    cells = [cell for cell in getattr(wrapper, "__closure__", None) or () if _holds(cell, inner)]
     if len(cells) != 1:
-        raise _refusal(name, "its wrapper is another one")
+        raise _refusal(name, f"its wrapper is another one: {wrapper!r}")
     theirs, ours = _parameters(inner), _parameters(getattr(calls, name))
     if theirs != ours[: len(theirs)]:
         raise _refusal(name, f"its parameters are {', '.join(theirs)}, known are {', '.join(ours)}")
-    return cells[0]
+    found: CellType = cells[0]
+    return found
 
 
 def _holds(cell: CellType, inner: Callable[..., Any]) -> bool:
