@@ -8,12 +8,12 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.distributed import ProcessGroup
 
-from .deadline import Deadline
 from .direct import start, tell
 from .errors import ObjcommError, UsageError
 from .p2p import Device, target_device
+from .sweep import Sweep, broadcast
 from .team import Team
-from .work import ObjectWork, deadline_for
+from .work import ObjectWork
 
 T = TypeVar("T")
 
@@ -58,19 +58,25 @@ def broadcast_object(
     """
     team = Team(group, None if ranks is None else list(dict.fromkeys(ranks)))
     source = team.member(group, src, group_src, "src")
+    target = target_device(device)
+    forbid_grad = forbid_grad and torch.is_grad_enabled()
+    if not team.pairs:
+        return ObjectWork.over(obj) if async_op else obj
+    if not async_op:
+        sweep = Sweep(team, source, channel, team.deadline(timeout), target, f"broadcast from {source}")
+        return cast(T, broadcast(sweep, obj, forbid_grad))
     is_source = team.rank == source
-    work = start(
+    return start(
         team,
         dict.fromkeys(team.pairs, obj) if is_source else {},
         [] if is_source else [source],
         lambda objects: obj if is_source else cast(T, objects[source]),
-        channel=channel,
-        device=target_device(device),
+        channel=f"<broadcast from {source}, async> {channel}",
+        device=target,
         timeout=timeout,
         async_op=async_op,
-        forbid_grad=forbid_grad and torch.is_grad_enabled(),
+        forbid_grad=forbid_grad,
     )
-    return work if async_op else work.wait()
 
 
 def scatter_objects(
@@ -166,7 +172,7 @@ def gather_objects(
     """
     team = Team(group, ranks)
     target = team.member(group, dst, group_dst, "dst")
-    deadline = _deadline(team, timeout)
+    deadline = team.deadline(timeout)
     if not team.pairs:
         return [obj]
     is_target = team.rank == target
@@ -283,7 +289,3 @@ def _one_for_each(objs: Sequence[object] | None, team: Team) -> dict[int, object
         what = f"{len(objs)} objects" if isinstance(objs, Sequence) else type(objs).__name__
         raise UsageError(f"a sequence of {len(team.ranks)} objects is needed, not {what}", rank=team.rank)
     return dict(zip(team.ranks, objs, strict=True))
-
-
-def _deadline(team: Team, timeout: float | None) -> Deadline:
-    return deadline_for(next(iter(team.pairs.values())), timeout) if team.pairs else Deadline(timeout)

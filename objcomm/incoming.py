@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .codec import parse
+from .codec import Plan, parse
 from .config import Trust, is_restricted_here, settings
 from .deadline import Deadline
 from .errors import (
@@ -22,7 +22,7 @@ from .hostmemory import view_of
 from .pair import Frame, Pair
 from .trace import counters
 from .transport import message_count
-from .wire.frame import Body, Flag, Header, Kind, read_body, read_header
+from .wire.frame import CHUNK_BYTES, Body, Flag, Header, Kind, read_body, read_header
 from .wire.notice import error_of, unpack_notice
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -108,8 +108,8 @@ class Incoming:
             raise error_of(unpack_notice(body.skeleton), pair.peer).locate(phase="head")
         try:
             return self._take_object(header, body, inline, deadline)
-        except _Refused as refused:
-            self._drain(body.segments, deadline)
+        except Refused as refused:
+            self._drain(body.segments, header.flags, deadline)
             raise refused.error from refused.error.__cause__
 
     def _take_header(self, deadline: Deadline) -> Header:
@@ -163,19 +163,22 @@ class Incoming:
         return frame
 
     def _take_object(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> object:
-        pair, link = self.pair, self.pair.link
-        if body.channel != self.channel:
-            raise _Refused(
-                ProtocolError(
-                    f"a message on channel {body.channel!r} arrived where one on channel {self.channel!r} was due",
-                    phase="head",
-                    hint="the two ranks call in a different order; this message was dropped, the next can be received",
-                )
-            )
+        self._check_channel(body)
+        plan, segments = self._admit(header.flags, body.skeleton, header.inline_bytes, body.segments)
+        if segments:
+            self._transfer(segments, body.segments, deadline)
+        else:
+            self.pair.post_ahead()
+        return self._build(plan, inline, segments)
+
+    def _admit(
+        self, flags: int, skeleton: memoryview | bytes, inline_bytes: int, segments: Sequence[tuple[int, bool]]
+    ) -> tuple[Plan, list[torch.Tensor]]:
+        """Look at an object before anything of it is built, and find memory for its segments."""
         wanted = settings()
         trust: Trust = "restricted" if self._restricted else wanted.trust
-        if trust == "restricted" and header.flags & Flag.OPAQUE:
-            raise _Refused(
+        if trust == "restricted" and flags & Flag.OPAQUE:
+            raise Refused(
                 TrustError(
                     "restricted trust refuses the pickled leaves of this message",
                     phase="decode",
@@ -184,29 +187,25 @@ class Incoming:
             )
         try:
             plan = parse(
-                body.skeleton,
-                inline_bytes=header.inline_bytes,
-                segments=body.segments,
-                trust=trust,
-                max_bytes=wanted.max_bytes,
+                skeleton, inline_bytes=inline_bytes, segments=segments, trust=trust, max_bytes=wanted.max_bytes
             )
-            segments: list[torch.Tensor] = []
-            if body.segments or self._into is not None:
-                targets = plan.targets(self._into)
-                segments = [
-                    link.allocate(nbytes, accelerator, self._device) if target is None else target
-                    for target, (nbytes, accelerator) in zip(targets, body.segments, strict=True)
-                ]
+            if not segments and self._into is None:
+                return plan, []
+            return plan, [
+                self._allocate(nbytes, accelerator) if target is None else target
+                for target, (nbytes, accelerator) in zip(plan.targets(self._into), segments, strict=True)
+            ]
         except (DecodeError, TrustError) as error:
-            raise _Refused(error.locate(phase="decode")) from error
+            raise Refused(error.locate(phase="decode")) from error
         except Exception as error:
-            raise _Refused(
+            raise Refused(
                 LimitError(f"no memory for the segments of this message: {error}", phase="segments")
             ) from error
-        if segments:
-            self._transfer(segments, body.segments, deadline)
-        else:
-            pair.post_ahead()
+
+    def _allocate(self, nbytes: int, accelerator: bool) -> torch.Tensor:
+        return self.pair.link.allocate(nbytes, accelerator, self._device)
+
+    def _build(self, plan: Plan, inline: torch.Tensor, segments: Sequence[torch.Tensor]) -> object:
         try:
             value = plan.build(inline, segments, self._device)
         except (DecodeError, TrustError) as error:
@@ -217,9 +216,19 @@ class Incoming:
             raise
         counters.objects_received += 1
         if self._inline is not None and not plan.keeps_inline:
-            pair.return_frame(self._inline)
+            self.pair.return_frame(self._inline)
         self._inline = None
         return value
+
+    def _check_channel(self, body: Body) -> None:
+        if body.channel != self.channel:
+            raise Refused(
+                ProtocolError(
+                    f"a message on channel {body.channel!r} arrived where one on channel {self.channel!r} was due",
+                    phase="head",
+                    hint="the two ranks call in a different order; this message was dropped, the next can be received",
+                )
+            )
 
     def _transfer(self, into: list[torch.Tensor], segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:
         """Receive the segments of this message into ``into``; the next message may be on its way meanwhile."""
@@ -234,7 +243,7 @@ class Incoming:
             counters.messages_received += message_count(nbytes)
             counters.bytes_received += nbytes
 
-    def _drain(self, segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:
+    def _drain(self, segments: Sequence[tuple[int, bool]], flags: int, deadline: Deadline) -> None:
         """Take the segments of a refused message out of the way, one at a time, so that the next message arrives."""
         pair = self.pair
         for nbytes, accelerator in segments:
@@ -242,16 +251,31 @@ class Incoming:
                 scratch = pair.link.allocate(nbytes, accelerator, None)
             except (RuntimeError, MemoryError) as error:
                 raise pair.refuse(LimitError(f"no memory to receive a segment that is not wanted: {error}")) from None
+            pieces = chunks([scratch], [(nbytes, accelerator)]) if flags & Flag.CHUNKED else [(scratch, accelerator)]
             try:
-                pair.link.recv_segments([scratch], [accelerator]).wait(deadline)
+                for piece, _ in pieces:
+                    pair.link.recv_segments([piece], [accelerator]).wait(deadline)
             except (TransferTimeout, PeerError) as error:
                 raise pair.close(error.locate(channel=self.channel, phase="segments")) from error
-            counters.messages_received += message_count(nbytes)
+            for piece, _ in pieces:
+                counters.messages_received += message_count(piece.numel())
             counters.bytes_received += nbytes
         pair.post_ahead()
 
 
-class _Refused(Exception):
+def chunks(segments: Sequence[torch.Tensor], table: Sequence[tuple[int, bool]]) -> list[tuple[torch.Tensor, bool]]:
+    """Segments as they are passed on from rank to rank, with where the first sender had them.
+
+    Every rank cuts in the same places. Accelerator memory is not cut: its transfers are batches of their own.
+    """
+    cut: list[tuple[torch.Tensor, bool]] = []
+    for segment, (_, accelerator) in zip(segments, table, strict=True):
+        step = segment.numel() if accelerator else CHUNK_BYTES
+        cut.extend((segment[at : at + step], accelerator) for at in range(0, segment.numel(), step))
+    return cut
+
+
+class Refused(Exception):
     """This message is not wanted, but its transfers are still to come and must be taken."""
 
     def __init__(self, error: ObjcommError) -> None:

@@ -23,11 +23,11 @@ class Outgoing:
 
     __slots__ = ("_encoded", "_frame", "_pendings", "_waiting", "channel", "pair", "sequence")
 
-    def __init__(self, pair: Pair, channel: str, sequence: int, encoded: Encoded, frame: Frame) -> None:
+    def __init__(self, pair: Pair, channel: str, sequence: int, encoded: object, frame: Frame) -> None:
         self.pair = pair
         self.channel = channel
         self.sequence = sequence
-        self._encoded: Encoded | None = encoded
+        self._encoded: object | None = encoded
         self._frame = frame
         self._waiting = threading.Lock()
         self._pendings: list[tuple[str, Pending]] = []

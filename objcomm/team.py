@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch.distributed import ProcessGroup, get_process_group_ranks
 
+from .deadline import Deadline
 from .errors import UsageError
 from .pair import Pair
 from .pairs import pair_with
 from .transport import rank_in, resolve
+from .work import deadline_for
 
 
 class Team:
@@ -32,6 +34,10 @@ class Team:
         self.pairs: dict[int, Pair] = {
             rank: pair_with(resolve(group, rank, None, "ranks")) for rank in self.ranks if rank != self.rank
         }
+
+    def deadline(self, timeout: float | None) -> Deadline:
+        """Of the whole call."""
+        return deadline_for(next(iter(self.pairs.values())), timeout) if self.pairs else Deadline(timeout)
 
     def member(self, group: ProcessGroup | None, rank: int | None, group_rank: int | None, name: str) -> int:
         """The global rank of ``src`` or ``dst``, which may be this rank, and must be one of the team."""

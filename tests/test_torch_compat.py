@@ -106,7 +106,7 @@ def test_subgroups_global_ranks_and_ranks_of_the_group(backend: str) -> None:
         big = {"rank": rank, "t": torch.full((200_000,), float(rank))}
         for root in members:
             of_group = dist.get_group_rank(group, root)
-            named: dict[str, Any]
+            named: Any
             for named in ({"src": root}, {"group_src": of_group}):
                 objects: list[Any] = [big, None] if rank == root else [None, None]
                 torch_compat.broadcast_object_list(objects, group=group, **named)

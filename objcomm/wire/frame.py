@@ -21,9 +21,12 @@ ALIGNMENT = 64
 # The first message of every head holds the header, whatever the backend: a window is never smaller than this.
 MIN_WINDOW = 4096
 MAX_CHANNEL_BYTES = 1024
+CHUNK_BYTES = 4 << 20
 
 _FIXED = struct.Struct("<4sBBHQQQQIHHIIQ")
 _CHECKSUM = struct.Struct("<II")  # of the fixed part, and a reserved word
+_SEQUENCE = struct.Struct("<Q")
+_SEQUENCE_AT = 8
 _HEADER = struct.Struct(_FIXED.format + "II")
 HEADER_BYTES = _HEADER.size
 _ACCELERATOR = 1 << 63
@@ -46,6 +49,7 @@ class Flag(IntEnum):
     """Bits of the header's flags."""
 
     OPAQUE = 1  # the skeleton refers to at least one pickled leaf
+    CHUNKED = 2  # segments from CPU memory travel in chunks, since they are passed on from rank to rank
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,12 @@ def head_bytes(
         terms.max_bytes,
     )
     return b"".join((fixed, _CHECKSUM.pack(zlib.crc32(fixed), 0), body))
+
+
+def renumber(frame: memoryview, sequence: int) -> None:
+    """Give a frame another sequence number, and the header the checksum that belongs to it."""
+    _SEQUENCE.pack_into(frame, _SEQUENCE_AT, sequence)
+    _CHECKSUM.pack_into(frame, _FIXED.size, zlib.crc32(frame[: _FIXED.size]), 0)
 
 
 def read_header(window: memoryview, terms: Terms) -> Header:

@@ -1,0 +1,141 @@
+"""One message to several peers, or passed on by one that received it: the same bytes but for their number.
+
+A large CPU segment of such a message travels in chunks, so that it is on its way to the next rank while the rest of it
+still arrives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from .codec import Encoded
+from .deadline import Deadline
+from .errors import ObjcommError, PeerError
+from .hostmemory import view_of
+from .outgoing import Outgoing
+from .pair import Pair
+from .trace import counters
+from .transport import message_count
+from .wire.bundle import Parcel, pack_bundle
+from .wire.frame import Flag, Kind, Terms, frame_layout, head_bytes, renumber
+
+
+class Piece(NamedTuple):
+    """A parcel and what its inline area is filled from: what was encoded here, or arrived."""
+
+    parcel: Parcel
+    inline: Encoded | torch.Tensor | None
+
+
+def bundle(pieces: Sequence[Piece], name: bytes, terms: Terms, segments: Sequence[tuple[int, bool]]) -> torch.Tensor:
+    """The whole frame of a bundle, number 0."""
+    skeleton, places, inline_bytes = pack_bundle([piece.parcel for piece in pieces])
+    head = head_bytes(
+        kind=Kind.DATA,
+        flags=Flag.CHUNKED if segments else 0,
+        sequence=0,
+        channel=name,
+        skeleton=skeleton,
+        inline_bytes=inline_bytes,
+        segments=segments,
+        terms=terms,
+    )
+    inline_at, nbytes = frame_layout(len(skeleton), inline_bytes, len(segments), len(name))
+    frame = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    view = view_of(frame)
+    view[: len(head)] = head
+    for piece, place in zip(pieces, places, strict=True):
+        at, size = inline_at + place, piece.parcel.inline_bytes
+        if isinstance(piece.inline, Encoded):
+            piece.inline.write_inline_at(frame.data_ptr() + at)
+        elif piece.inline is not None and size:
+            frame[at : at + size] = piece.inline
+    return frame
+
+
+class Relay:
+    """A message on its way to one peer, whose head is posted and whose segments are added as they come.
+
+    It holds the sending direction from the first transfer to the last: see :mod:`objcomm.pair`.
+    """
+
+    __slots__ = ("_error", "_held", "outgoing", "pair")
+
+    def __init__(self, pair: Pair, frame: torch.Tensor, channel: str, deadline: Deadline) -> None:
+        self.pair = pair
+        self._error: ObjcommError | None = None
+        pair.check_open()
+        pair.terms()
+        pair.hold_sending(deadline)
+        self._held = True
+        with self._failing(channel, "send"):
+            window, nbytes = pair.link.window, frame.numel()
+            first = pair.borrow_frame(window if pair.link.exact else min(window, nbytes))
+            beginning = min(window, nbytes)
+            first.view[:beginning] = view_of(frame)[:beginning]
+            renumber(first.view, pair.next_sent)
+            self.outgoing = Outgoing(pair, channel, pair.next_sent, frame, first)
+            pair.in_flight[pair.next_sent] = self.outgoing
+            self.outgoing.add("head", pair.link.send_head(first.memory))
+            counters.messages_sent += 1
+            counters.bytes_sent += max(first.nbytes, nbytes)
+            if nbytes > window:
+                self.outgoing.add("head", pair.link.send_head(frame[window:]))
+                counters.messages_sent += 1
+
+    def add(self, chunk: torch.Tensor) -> None:
+        """Post one chunk of a segment. What is wrong with this peer is kept for :meth:`finish`."""
+        if self._error is not None:
+            return
+        try:
+            with self._failing(self.outgoing.channel, "segments"):
+                self.outgoing.add("segments", self.pair.link.send_segments([chunk]))
+        except ObjcommError as error:
+            self._error = error
+            return
+        counters.messages_sent += message_count(chunk.numel())
+        counters.bytes_sent += chunk.numel()
+
+    def finish(self) -> Outgoing:
+        """All is posted.
+
+        Raises:
+            PeerError: the peer is gone; the pair is closed.
+        """
+        if self._held:
+            self._held = False
+            self.pair.next_sent += 1
+            self.pair.sending.release()
+        if self._error is not None:
+            raise self._error
+        return self.outgoing
+
+    def abandon(self, error: ObjcommError) -> None:
+        """What is missing will not come: the peer must not wait for it."""
+        if self._held:
+            self._held = False
+            self.pair.close(error)
+            self.pair.sending.release()
+            self.pair.link.close()
+
+    @contextlib.contextmanager
+    def _failing(self, channel: str, phase: str) -> Iterator[None]:
+        try:
+            yield
+        except ObjcommError as error:
+            self._held = False
+            self.pair.close(error.locate(channel=channel, phase=phase))
+            self.pair.sending.release()
+            raise
+        except BaseException:
+            self.abandon(PeerError("interrupted while a message was being posted", channel=channel, phase=phase))
+            raise
+
+
+def relay(pair: Pair, frame: torch.Tensor, channel: str, deadline: Deadline) -> Outgoing:
+    """Post a whole message that has no segments."""
+    return Relay(pair, frame, channel, deadline).finish()
