@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.distributed import ProcessGroup
 
-from .direct import start, tell
+from .direct import refuse, start, tell
 from .errors import ObjcommError, UsageError
 from .p2p import Device, target_device
 from .sweep import Sweep, broadcast
@@ -113,7 +113,11 @@ def scatter_objects(
     team = Team(group, ranks)
     source = team.member(group, src, group_src, "src")
     if team.rank == source:
-        mine = _one_for_each(objs, team)
+        try:
+            mine = _one_for_each(objs, team)
+        except UsageError as error:
+            refuse(team, error, channel, timeout)
+            raise
         work: ObjectWork[Any] = start(
             team,
             {rank: obj for rank, obj in mine.items() if rank != source},

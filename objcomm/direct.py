@@ -117,6 +117,12 @@ def start(
     return TeamWork(incomings, outgoings, result, failure, timeout)
 
 
+def refuse(team: Team, error: ObjcommError, channel: str, timeout: float | None) -> None:
+    """Tell all that were to receive something why nothing comes."""
+    for pair in team.pairs.values():
+        notify(pair, Kind.ERROR, notice_of(error), channel, deadline_for(pair, timeout))
+
+
 def tell(team: Team, dst: int, error: ObjcommError | None, channel: str, deadline: Deadline) -> None:
     """The closing message of a gather: ``dst`` tells everybody whether all arrived."""
     if team.rank != dst:
