@@ -1,4 +1,4 @@
-"""weights_only: the call is in restricted trust, on its own end, whatever is configured and whichever thread takes it."""
+"""weights_only: that one call is in restricted trust, whatever is configured, whichever thread takes its message."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_would_be_pickled_is_refused_on_both_ends_and_the_next_call_works(b
             assert times_run() == 0
             if not isinstance(bad, list):
                 arrived = _all_calls(bad, rank, False)
-                assert [type(each) for each in arrived] == [type(bad) if rank == 1 else type(each) for each in arrived]
+                assert rank == 0 or {type(each) for each in arrived} == {type(bad)}
         _all_calls(Attack(), rank, False)
         assert times_run() > 0
 
