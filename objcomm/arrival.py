@@ -66,11 +66,11 @@ class Arrival(Incoming):
         counters.bytes_received += max(nbytes, window) if pair.link.exact else nbytes
         if nbytes <= window:
             memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-            frame = Frame(memory, view_of(memory), nbytes)
+            frame = Frame(memory, view_of(memory), nbytes, memory.data_ptr())
             frame.view[:] = pair.window_view[:nbytes]
         else:
             memory = self._transfer_rest(header, deadline)
-            frame = Frame(memory, view_of(memory), nbytes)
+            frame = Frame(memory, view_of(memory), nbytes, memory.data_ptr())
             counters.messages_received += 1
         self._inline = frame
         return frame.view[: header.inline_at], frame.memory[header.inline_at :]

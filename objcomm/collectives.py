@@ -8,10 +8,11 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.distributed import ProcessGroup
 
-from .direct import refuse, start, tell
-from .errors import ObjcommError, UsageError
+from .direct import start
+from .errors import UsageError
 from .p2p import Device, target_device
-from .sweep import Sweep, broadcast
+from .star import Star, gather, give, scatter, scattered
+from .sweep import Sweep, all_gather, broadcast
 from .team import Team
 from .work import ObjectWork
 
@@ -63,7 +64,7 @@ def broadcast_object(
     if not team.pairs:
         return ObjectWork.over(obj) if async_op else obj
     if not async_op:
-        sweep = Sweep(team, source, channel, team.deadline(timeout), target, f"broadcast from {source}")
+        sweep = Sweep(team, source, f"<broadcast from {source}> {channel}", team.deadline(timeout), target)
         return cast(T, broadcast(sweep, obj, forbid_grad))
     is_source = team.rank == source
     return start(
@@ -112,34 +113,27 @@ def scatter_objects(
     """
     team = Team(group, ranks)
     source = team.member(group, src, group_src, "src")
-    if team.rank == source:
-        try:
-            mine = _one_for_each(objs, team)
-        except UsageError as error:
-            refuse(team, error, channel, timeout)
-            raise
-        work: ObjectWork[Any] = start(
+    target = target_device(device)
+    is_source = team.rank == source
+    mine = _one_for_each(objs, team) if is_source else {}
+    if not team.pairs:
+        return _over(mine, team, async_op)
+    if async_op:
+        return start(
             team,
-            {rank: obj for rank, obj in mine.items() if rank != source},
-            [],
-            lambda objects: mine[source],
-            channel=channel,
-            device=None,
+            mine if isinstance(mine, BaseException) else {peer: mine[peer] for peer in team.pairs if is_source},
+            [] if is_source else [source],
+            lambda objects: cast(dict[int, Any], mine if is_source else objects)[team.rank if is_source else source],
+            channel=f"<scatter from {source}, async> {channel}",
+            device=target,
             timeout=timeout,
-            async_op=async_op,
+            async_op=True,
         )
-    else:
-        work = start(
-            team,
-            {},
-            [source],
-            lambda objects: objects[source],
-            channel=channel,
-            device=target_device(device),
-            timeout=timeout,
-            async_op=async_op,
-        )
-    return work if async_op else work.wait()
+    star = Star(team, source, f"<scatter from {source}> {channel}", team.deadline(timeout), target)
+    if not is_source:
+        return scattered(star)
+    scatter(star, mine)
+    return cast(dict[int, Any], mine)[source]
 
 
 def gather_objects(
@@ -176,33 +170,15 @@ def gather_objects(
     """
     team = Team(group, ranks)
     target = team.member(group, dst, group_dst, "dst")
-    deadline = team.deadline(timeout)
+    placed = target_device(device)
     if not team.pairs:
         return [obj]
-    is_target = team.rank == target
-    work = start(
-        team,
-        {} if is_target else {target: obj},
-        list(team.pairs) if is_target else [],
-        lambda objects: [obj if rank == team.rank else objects[rank] for rank in team.ranks] if is_target else None,
-        channel=channel,
-        device=target_device(device),
-        timeout=timeout,
-        async_op=False,
-    )
-    failure: ObjcommError | None = None
-    result = None
-    try:
-        result = work.wait()
-    except ObjcommError as error:
-        failure = error
-    try:
-        tell(team, target, failure, channel, deadline)
-    except ObjcommError as error:
-        failure = failure or error
-    if failure is not None:
-        raise failure
-    return result
+    star = Star(team, target, f"<gather to {target}> {channel}", team.deadline(timeout), placed)
+    if team.rank != target:
+        give(star, obj)
+        return None
+    objects = {**gather(star), target: obj}
+    return [objects[rank] for rank in team.ranks]
 
 
 def all_gather_objects(
@@ -234,17 +210,26 @@ def all_gather_objects(
         vocabularies = objcomm.all_gather_objects(vocabulary)
     """
     team = Team(group, ranks)
-    work: ObjectWork[list[Any]] = start(
+    target = target_device(device)
+
+    def in_order(objects: dict[int, Any]) -> list[Any]:
+        return [obj if rank == team.rank else objects[rank] for rank in team.ranks]
+
+    if not team.pairs:
+        return ObjectWork.over([obj]) if async_op else [obj]
+    if not async_op:
+        sweep = Sweep(team, min(team.ranks), f"<all_gather> {channel}", team.deadline(timeout), target)
+        return in_order(all_gather(sweep, obj, target))
+    return start(
         team,
-        dict.fromkeys(team.pairs, obj),
+        {peer: obj for peer, _ in team.from_here()},
         list(team.pairs),
-        lambda objects: [obj if rank == team.rank else objects[rank] for rank in team.ranks],
-        channel=channel,
-        device=target_device(device),
+        in_order,
+        channel=f"<all_gather, async> {channel}",
+        device=target,
         timeout=timeout,
-        async_op=async_op,
+        async_op=True,
     )
-    return work if async_op else work.wait()
 
 
 def all_to_all_objects(
@@ -274,22 +259,36 @@ def all_to_all_objects(
         tokens = objcomm.all_to_all_objects([routed[expert] for expert in range(world_size)])
     """
     team = Team(group, ranks)
+    target = target_device(device)
     mine = _one_for_each(objs, team)
+    if not team.pairs:
+        return _over({team.rank: mine if isinstance(mine, BaseException) else [mine[team.rank]]}, team, async_op)
     work: ObjectWork[list[Any]] = start(
         team,
-        {rank: obj for rank, obj in mine.items() if rank != team.rank},
+        mine if isinstance(mine, BaseException) else {peer: mine[peer] for peer, _ in team.from_here()},
         list(team.pairs),
-        lambda objects: [mine[rank] if rank == team.rank else objects[rank] for rank in team.ranks],
-        channel=channel,
-        device=target_device(device),
+        lambda objects: [{**objects, team.rank: cast(dict[int, Any], mine)[team.rank]}[rank] for rank in team.ranks],
+        channel=f"<all_to_all> {channel}",
+        device=target,
         timeout=timeout,
         async_op=async_op,
     )
     return work if async_op else work.wait()
 
 
-def _one_for_each(objs: Sequence[object] | None, team: Team) -> dict[int, object]:
+def _over(mine: dict[int, Any] | BaseException, team: Team, async_op: bool) -> Any:
+    """The outcome of a call of one rank alone."""
+    if isinstance(mine, BaseException):
+        raise mine
+    value = mine[team.rank]
+    if isinstance(value, BaseException):
+        raise value
+    return ObjectWork.over(value) if async_op else value
+
+
+def _one_for_each(objs: Sequence[object] | None, team: Team) -> dict[int, Any] | UsageError:
+    """The objects by rank, or what is wrong with them: the others are waiting for them, and must be told."""
     if not isinstance(objs, Sequence) or len(objs) != len(team.ranks):
         what = f"{len(objs)} objects" if isinstance(objs, Sequence) else type(objs).__name__
-        raise UsageError(f"a sequence of {len(team.ranks)} objects is needed, not {what}", rank=team.rank)
+        return UsageError(f"a sequence of {len(team.ranks)} objects is needed, not {what}", rank=team.rank)
     return dict(zip(team.ranks, objs, strict=True))

@@ -17,6 +17,7 @@ Trust = Literal["cluster", "restricted"]
 DEFAULT_MAX_BYTES = 1 << 38
 # What the fields of a head can say.
 MOST_BYTES = (1 << 63) - 1
+DEFAULT_POOL_BYTES = 256 << 20
 
 
 def is_seconds(value: object) -> bool:
@@ -37,12 +38,14 @@ class Settings:
         local_transport: whether ranks of one host may bypass the network stack.
         max_bytes: the largest message, head and segments together, in bytes. Both ends must agree.
         timeout: seconds; ``None`` means the group's own time-out.
+        pool_bytes: how much memory of received tensors may be kept for the next ones when nothing uses it any more.
     """
 
     trust: Trust = "cluster"
     local_transport: bool = True
     max_bytes: int = DEFAULT_MAX_BYTES
     timeout: float | None = None
+    pool_bytes: int = DEFAULT_POOL_BYTES
 
     def __post_init__(self) -> None:
         if self.trust not in ("cluster", "restricted"):
@@ -53,12 +56,15 @@ class Settings:
             raise UsageError(f"max_bytes must be a positive number of bytes, not {self.max_bytes!r}")
         if self.max_bytes > MOST_BYTES:
             raise UsageError(f"max_bytes may be {MOST_BYTES} at most, not {self.max_bytes}")
+        if not isinstance(self.pool_bytes, int) or isinstance(self.pool_bytes, bool) or self.pool_bytes < 0:
+            raise UsageError(f"pool_bytes must be a number of bytes, 0 for none, not {self.pool_bytes!r}")
         if self.timeout is not None and not (is_seconds(self.timeout) and self.timeout > 0):
             raise UsageError(f"timeout must be a positive number of seconds or None, not {self.timeout!r}")
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Read ``OBJCOMM_TRUST``, ``OBJCOMM_LOCAL_TRANSPORT``, ``OBJCOMM_MAX_BYTES`` and ``OBJCOMM_TIMEOUT``.
+    """Read ``OBJCOMM_TRUST``, ``OBJCOMM_LOCAL_TRANSPORT``, ``OBJCOMM_MAX_BYTES``, ``OBJCOMM_TIMEOUT`` and
+    ``OBJCOMM_POOL_BYTES``.
 
     Raises:
         UsageError: a value that cannot be read, naming the variable.
@@ -78,6 +84,8 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
             settings = replace(settings, local_transport=local == "1")
         if environ.get("OBJCOMM_MAX_BYTES"):
             settings = replace(settings, max_bytes=_number("OBJCOMM_MAX_BYTES", environ, int))
+        if environ.get("OBJCOMM_POOL_BYTES"):
+            settings = replace(settings, pool_bytes=_number("OBJCOMM_POOL_BYTES", environ, int))
         if environ.get("OBJCOMM_TIMEOUT"):
             settings = replace(settings, timeout=_number("OBJCOMM_TIMEOUT", environ, float))
     except UsageError as error:
@@ -118,6 +126,7 @@ def configure(
     local_transport: bool | _Unset = _UNSET,
     max_bytes: int | _Unset = _UNSET,
     timeout: float | None | _Unset = _UNSET,
+    pool_bytes: int | _Unset = _UNSET,
 ) -> Settings:
     """Change settings of this process; what is not named stays as it is. Returns the settings now in force.
 
@@ -132,7 +141,13 @@ def configure(
     True
     """
     global _current
-    named = {"trust": trust, "local_transport": local_transport, "max_bytes": max_bytes, "timeout": timeout}
+    named = {
+        "trust": trust,
+        "local_transport": local_transport,
+        "max_bytes": max_bytes,
+        "timeout": timeout,
+        "pool_bytes": pool_bytes,
+    }
     changes = {name: value for name, value in named.items() if value is not _UNSET}
     _current = replace(settings(), **changes)  # type: ignore[arg-type]
     return _current

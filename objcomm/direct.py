@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from .deadline import Deadline
+from .codec import Encoded
 from .errors import ObjcommError
 from .incoming import Incoming
-from .outgoing import Message, Outgoing, message_of, notify, post
+from .outgoing import Outgoing, notify, post, prepare
 from .team import Team
 from .trace import counters
-from .wire.frame import Kind, channel_name
+from .wire.frame import Content, Kind, channel_name
 from .wire.notice import notice_of
 from .work import ObjectWork, deadline_for, watch
 
@@ -67,7 +67,7 @@ class TeamWork(ObjectWork[T]):
 
 def start(
     team: Team,
-    sends: Mapping[int, object],
+    sends: Mapping[int, object] | BaseException,
     sources: Sequence[int],
     result: Callable[[dict[int, Any]], T],
     *,
@@ -80,7 +80,8 @@ def start(
     """Post the receives from ``sources`` and the sends, by rank; ``result`` makes the outcome of what arrived, by rank.
 
     Everything is encoded before anything leaves. What cannot be encoded is announced to all that were to receive
-    something, and what the others send is still taken.
+    something, and what the others send is still taken. Instead of the sends there may be the reason why there are none:
+    all the others are told.
     """
     for pair in team.pairs.values():
         deadline_for(pair, timeout)
@@ -92,16 +93,18 @@ def start(
         team.pairs[rank].expect(incomings[rank])
     outgoings: list[Outgoing] = []
     failure: BaseException | None = None
-    messages: dict[int, Message] = {}
+    messages: dict[int, tuple[Content, Encoded]] = {}
     try:
-        of_object: dict[int, Message] = {}
+        if isinstance(sends, BaseException):
+            raise sends
+        of_object: dict[int, tuple[Content, Encoded]] = {}
         for rank, obj in sends.items():
             if id(obj) not in of_object:
-                of_object[id(obj)] = message_of(obj, name, forbid_grad=forbid_grad)
+                of_object[id(obj)] = prepare(obj, name, forbid_grad=forbid_grad)
             messages[rank] = of_object[id(obj)]
     except BaseException as error:
         failure = error
-        for rank in sends:
+        for rank in team.pairs if isinstance(sends, BaseException) else sends:
             pair = team.pairs[rank]
             notify(pair, Kind.ERROR, notice_of(error), channel, deadline_for(pair, timeout))
         if not isinstance(error, ObjcommError):
@@ -112,26 +115,6 @@ def start(
             pair = team.pairs[rank]
             if async_op:
                 watch(pair)
-            outgoings.append(post(pair, message, channel, deadline_for(pair, timeout)))
+            outgoings.append(post(pair, *message, channel, deadline_for(pair, timeout)))
         counters.objects_sent += len(outgoings)
     return TeamWork(incomings, outgoings, result, failure, timeout)
-
-
-def refuse(team: Team, error: ObjcommError, channel: str, timeout: float | None) -> None:
-    """Tell all that were to receive something why nothing comes."""
-    for pair in team.pairs.values():
-        notify(pair, Kind.ERROR, notice_of(error), channel, deadline_for(pair, timeout))
-
-
-def tell(team: Team, dst: int, error: ObjcommError | None, channel: str, deadline: Deadline) -> None:
-    """The closing message of a gather: ``dst`` tells everybody whether all arrived."""
-    if team.rank != dst:
-        verdict = Incoming(team.pairs[dst], channel, None, None, has_handle=True)
-        team.pairs[dst].expect(verdict)
-        verdict.wait(deadline)
-        return
-    for pair in team.pairs.values():
-        if error is not None:
-            notify(pair, Kind.ERROR, notice_of(error), channel, deadline)
-        else:
-            post(pair, message_of(None, channel_name(channel)), channel, deadline)

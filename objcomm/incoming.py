@@ -80,7 +80,8 @@ class Incoming:
     def _receive(self, deadline: Deadline) -> None:
         pair = self.pair
         try:
-            pair.check_open()
+            if pair.closed is not None:
+                pair.check_open()
             self._value = self._take(deadline)
         except ObjcommError as error:
             self._error = error.locate(rank=pair.rank, peer=pair.peer, channel=self.channel)
@@ -101,11 +102,11 @@ class Incoming:
             body = read_body(frame, header)
         except ProtocolError as error:
             raise pair.refuse(error) from None
-        if header.kind == Kind.GOODBYE:
-            reason = unpack_notice(body.skeleton).text
-            raise pair.close(PeerError(f"rank {pair.peer} has left: {reason}", phase="head"))
-        if header.kind == Kind.ERROR:
-            raise error_of(unpack_notice(body.skeleton), pair.peer).locate(phase="head")
+        if header.kind is not Kind.DATA:
+            notice = unpack_notice(body.skeleton)
+            if header.kind is Kind.GOODBYE:
+                raise pair.close(PeerError(f"rank {pair.peer} has left: {notice.text}", phase="head"))
+            raise error_of(notice, pair.peer).locate(phase="head")
         try:
             return self._take_object(header, body, inline, deadline)
         except Refused as refused:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-import torch
-
 from .codec import Encoded, encode
 from .config import settings, trust_here
 from .deadline import Deadline
@@ -14,26 +12,25 @@ from .errors import LimitError, ObjcommError, PeerError
 from .pair import Frame, Pair
 from .trace import counters
 from .transport import Pending, message_count
-from .wire.frame import Flag, Kind, Terms, channel_name, frame_layout, head_bytes
+from .wire.frame import Content, Flag, Kind, channel_name
 from .wire.notice import Notice, notice_of, pack_notice
 
 
 class Outgoing:
     """A message whose transfers are posted. It owns the frame and keeps alive what the segments point into."""
 
-    __slots__ = ("_encoded", "_frame", "_pendings", "_waiting", "channel", "pair", "sequence")
+    __slots__ = ("_encoded", "_frame", "_waiting", "channel", "pair", "pendings", "sequence")
 
     def __init__(self, pair: Pair, channel: str, sequence: int, encoded: object, frame: Frame) -> None:
         self.pair = pair
         self.channel = channel
         self.sequence = sequence
+        # What the transfers read from beside the frame; None when they are over.
         self._encoded: object | None = encoded
         self._frame = frame
         self._waiting = threading.Lock()
-        self._pendings: list[tuple[str, Pending]] = []
-
-    def add(self, phase: str, pending: Pending) -> None:
-        self._pendings.append((phase, pending))
+        # In the order of posting, with the phase that each belongs to.
+        self.pendings: list[tuple[str, Pending]] = []
 
     def wait(self, deadline: Deadline) -> None:
         """Block until the caller's memory is no longer needed.
@@ -54,15 +51,15 @@ class Outgoing:
 
     def _wait(self, deadline: Deadline) -> None:
         pair = self.pair
-        for place, (phase, pending) in enumerate(self._pendings):
+        for phase, pending in self.pendings:
             try:
                 pending.wait(deadline)
             except ObjcommError as error:
                 raise pair.close(error.locate(channel=self.channel, phase=phase)) from error
-            if place == 0:
+            if not pair.agreed:
                 pair.check_agreement()
         self._encoded = None
-        self._pendings = []
+        self.pendings = []
         in_flight = pair.in_flight
         del in_flight[self.sequence]
         pair.return_frame(self._frame)
@@ -84,10 +81,11 @@ def send(
         PeerError, ProtocolError, TransferTimeout: a pair is closed.
     """
     for pair in pairs:
-        pair.check_open()
-    name = channel_name(channel)
+        if pair.closed is not None:
+            pair.check_open()
+    name = b"" if channel == "" else channel_name(channel)
     try:
-        message = message_of(obj, name, forbid_grad=forbid_grad)
+        content, encoded = prepare(obj, name, forbid_grad=forbid_grad)
     except BaseException as error:
         # Whatever it was, an interrupt too: the receivers must not wait for what will not come.
         for pair in pairs:
@@ -96,66 +94,57 @@ def send(
             peer = pairs[0].peer if len(pairs) == 1 else None
             error.locate(rank=pairs[0].rank, peer=peer, channel=channel, phase="encode")
         raise
-    outgoing = [post(pair, message, channel, deadline) for pair in pairs]
+    outgoing = [post(pair, content, encoded, channel, deadline) for pair in pairs]
     counters.objects_sent += len(outgoing)
     return outgoing
 
 
-def message_of(obj: object, name: bytes, *, forbid_grad: bool = False) -> Message:
-    """Encode an object, of which nothing has left yet.
+def prepare(obj: object, name: bytes, *, forbid_grad: bool = False) -> tuple[Content, Encoded]:
+    """Encode an object for a message on the channel ``name``, of which nothing has left yet.
 
     Raises:
         EncodeError, TrustError, LimitError: it cannot be sent.
     """
-    limit = settings().max_bytes
-    message = Message(Kind.DATA, encode(obj, trust=trust_here(), forbid_grad=forbid_grad), name)
-    if message.nbytes > limit:
+    wanted = settings()
+    encoded = encode(obj, trust=trust_here(), forbid_grad=forbid_grad)
+    content = _content(Kind.DATA, encoded, name)
+    if content.nbytes > wanted.max_bytes:
         raise LimitError(
-            f"the message has {message.nbytes} bytes, max_bytes is {limit}",
+            f"the message has {content.nbytes} bytes, max_bytes is {wanted.max_bytes}",
             hint="raise max_bytes on all ranks, or send the object in parts",
         )
-    return message
+    return content, encoded
 
 
 def notify(pair: Pair, kind: Kind, notice: Notice, channel: str, deadline: Deadline) -> None:
     """Post an error or goodbye frame. Nobody waits for it: it is small and owned by the pair until it was taken."""
-    message = Message(kind, Encoded.of_skeleton(pack_notice(notice)), channel_name(channel))
-    post(pair, message, channel, deadline)
+    encoded = Encoded.of_skeleton(pack_notice(notice))
+    post(pair, _content(kind, encoded, channel_name(channel)), encoded, channel, deadline)
 
 
-class Message:
-    """What an encoded object becomes on the wire."""
-
-    __slots__ = ("encoded", "frame_bytes", "inline_at", "kind", "name", "nbytes", "segments")
-
-    def __init__(self, kind: Kind, encoded: Encoded, name: bytes) -> None:
-        self.kind = kind
-        self.encoded = encoded
-        self.name = name
-        self.segments = [(segment.numel(), not segment.is_cpu) for segment in encoded.segments]
-        self.inline_at, self.frame_bytes = frame_layout(
-            len(encoded.skeleton), encoded.inline_bytes, len(self.segments), len(name)
-        )
-        self.nbytes = self.frame_bytes + sum([nbytes for nbytes, _ in self.segments])
+def _content(kind: Kind, encoded: Encoded, name: bytes) -> Content:
+    segments = [(segment.numel(), not segment.is_cpu) for segment in encoded.segments] if encoded.segments else ()
+    return Content(kind, Flag.OPAQUE if encoded.opaque else 0, name, encoded.skeleton, encoded.inline_bytes, segments)
 
 
-def post(pair: Pair, message: Message, channel: str, deadline: Deadline) -> Outgoing:
+def post(pair: Pair, content: Content, encoded: Encoded, channel: str, deadline: Deadline) -> Outgoing:
+    """Post every transfer of a message."""
     terms = pair.terms()
     pair.hold_sending(deadline)
     try:
-        frame = _write(pair, message, terms)
-        outgoing = Outgoing(pair, channel, pair.next_sent, message.encoded, frame)
-        pair.in_flight[outgoing.sequence] = outgoing
+        sequence = pair.next_sent
+        frame = _write(pair, content, encoded, content.head(sequence, terms))
+        outgoing = pair.in_flight[sequence] = Outgoing(pair, channel, sequence, encoded, frame)
         try:
-            _post_transfers(outgoing, frame, message.encoded.segments)
+            _post_transfers(outgoing, frame, encoded)
         except ObjcommError as error:
             raise pair.close(error.locate(channel=channel, phase="send")) from error
         except BaseException:
             pair.close(PeerError("interrupted while a message was being posted", channel=channel, phase="send"))
             raise
-        pair.next_sent += 1
+        pair.next_sent = sequence + 1
         counters.bytes_sent += frame.nbytes
-        for nbytes, _ in message.segments:
+        for nbytes, _ in content.segments:
             counters.messages_sent += message_count(nbytes)
             counters.bytes_sent += nbytes
     finally:
@@ -163,33 +152,23 @@ def post(pair: Pair, message: Message, channel: str, deadline: Deadline) -> Outg
     return outgoing
 
 
-def _write(pair: Pair, message: Message, terms: Terms) -> Frame:
-    link, encoded = pair.link, message.encoded
-    head = head_bytes(
-        kind=message.kind,
-        flags=Flag.OPAQUE if encoded.opaque else 0,
-        sequence=pair.next_sent,
-        channel=message.name,
-        skeleton=encoded.skeleton,
-        inline_bytes=encoded.inline_bytes,
-        segments=message.segments,
-        terms=terms,
-    )
-    frame = pair.borrow_frame(max(message.frame_bytes, link.window) if link.exact else message.frame_bytes)
+def _write(pair: Pair, content: Content, encoded: Encoded, head: bytes) -> Frame:
+    link = pair.link
+    frame = pair.borrow_frame(max(content.frame_bytes, link.window) if link.exact else content.frame_bytes)
     frame.view[: len(head)] = head
     if encoded.inline_bytes:
-        encoded.write_inline_at(frame.memory.data_ptr() + message.inline_at)
+        encoded.write_inline_at(frame.address + content.inline_at)
     return frame
 
 
-def _post_transfers(outgoing: Outgoing, frame: Frame, segments: list[torch.Tensor]) -> None:
-    link = outgoing.pair.link
+def _post_transfers(outgoing: Outgoing, frame: Frame, encoded: Encoded) -> None:
+    link, pendings = outgoing.pair.link, outgoing.pendings
     if frame.nbytes <= link.window:
-        outgoing.add("head", link.send_head(frame.memory))
+        pendings.append(("head", link.send_head(frame.memory)))
     else:
-        outgoing.add("head", link.send_head(frame.memory[: link.window]))
-        outgoing.add("head", link.send_head(frame.memory[link.window :]))
+        pendings.append(("head", link.send_head(frame.memory[: link.window])))
+        pendings.append(("head", link.send_head(frame.memory[link.window :])))
         counters.messages_sent += 1
     counters.messages_sent += 1
-    if segments:
-        outgoing.add("segments", link.send_segments(segments))
+    if encoded.segments:
+        pendings.append(("segments", link.send_segments(encoded.segments)))

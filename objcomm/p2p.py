@@ -11,8 +11,8 @@ from .errors import EncodeError, LimitError, TrustError, UsageError
 from .incoming import Incoming
 from .outgoing import send
 from .pair import Pair
-from .pairs import pair_with
-from .transport import rank_in, resolve
+from .pairs import pair_for
+from .transport import rank_in
 from .wire.frame import channel_name
 from .work import ObjectWork, advance, deadline_for, watch
 
@@ -237,7 +237,7 @@ def move_object(
 def _pair(rank: int | None, group: ProcessGroup | None, group_rank: int | None, name: str) -> Pair:
     if _C._len_torch_dispatch_stack() and _C._get_dispatch_mode(_C._TorchDispatchModeKey.FAKE) is not None:
         raise UsageError("under FakeTensorMode no memory is real", hint="send and receive outside of it")
-    return pair_with(resolve(group, rank, group_rank, name))
+    return pair_for(group, rank, group_rank, name)
 
 
 def expect(pair: Pair, channel: str, device: Device, into: object | None, *, has_handle: bool) -> Incoming:

@@ -44,6 +44,7 @@ class Frame(NamedTuple):
     memory: torch.Tensor
     view: memoryview
     nbytes: int
+    address: int
 
 
 class Pair:
@@ -67,28 +68,27 @@ class Pair:
         self.receiving = threading.Lock()
         self._queue = threading.Lock()
         self._terms: Terms | None = None
-        self._agreed = False
+        self.agreed = False
 
     def terms(self) -> Terms:
         """This rank's terms; its card is published before they are used for the first time and when they change."""
         max_bytes = settings().max_bytes
-        if self._terms is None or self._terms.max_bytes != max_bytes:
+        terms = self._terms
+        if terms is None or terms.max_bytes != max_bytes:
             terms = Terms(self.link.window, max_bytes)
             with self._store_errors():
                 if self._terms is None:
                     card.forget(self.link.store, self.rank, self.peer)
                 card.publish(self.link.store, self.rank, terms)
             self._terms = terms
-        return self._terms
+        return terms
 
     def check_agreement(self) -> None:
-        """Compare the peer's card with this rank's terms, once, as soon as the peer has published one.
+        """Compare the peer's card with this rank's terms, as soon as the peer has published one: then they agreed.
 
         Raises:
             ProtocolError: they differ. The pair is closed: the peer will not take what was posted.
         """
-        if self._agreed:
-            return
         try:
             with self._store_errors():
                 theirs = card.terms_of(self.link.store, self.peer)
@@ -97,7 +97,7 @@ class Pair:
             agree(self.terms(), theirs)
         except ProtocolError as error:
             raise self.close(error.locate(phase="handshake")) from None
-        self._agreed = True
+        self.agreed = True
 
     @contextmanager
     def _store_errors(self) -> Iterator[None]:
@@ -122,7 +122,7 @@ class Pair:
         frame = self._frames.pop(nbytes, None)
         if frame is None:
             memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-            frame = Frame(memory, view_of(memory), nbytes)
+            frame = Frame(memory, view_of(memory), nbytes, memory.data_ptr())
         return frame
 
     def return_frame(self, frame: Frame) -> None:

@@ -10,11 +10,14 @@ import torch.distributed as dist
 
 from .errors import UsageError
 from .pair import Pair
-from .transport import Peer, link
+from .transport import Peer, link, resolve, standing
 
 _pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, Pair]] = weakref.WeakKeyDictionary()
 _pairs_lock = threading.Lock()
 _every: weakref.WeakSet[Pair] = weakref.WeakSet()
+# By the id of a group: the group, and its pairs by (rank, group_rank) as calls give them. It saves a message the way
+# through weak dictionaries; an entry goes with its group.
+_given: dict[int, tuple[weakref.ref[dist.ProcessGroup], dict[tuple[int | None, int | None], Pair]]] = {}
 _inherited: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
 
 
@@ -24,11 +27,34 @@ def _after_fork() -> None:
     _pairs_lock = threading.Lock()
     _inherited.update(_pairs.keys())
     _pairs.clear()
+    _given.clear()
     _every.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def pair_for(group: dist.ProcessGroup | None, rank: int | None, group_rank: int | None, name: str) -> Pair:
+    """The pair of this rank and the peer that a call means; ``name`` is that of the call's argument.
+
+    Raises:
+        UsageError: as :func:`objcomm.transport.resolve`.
+    """
+    existing = standing(group)
+    given = _given.get(id(existing))
+    # What is known was given as plain ints; True and 1.0 are equal to one, and a list cannot be looked up.
+    if given is not None and given[0]() is existing and (type(rank) is int or type(group_rank) is int):
+        pair = given[1].get((rank, group_rank))
+        if pair is not None:
+            return pair
+    peer = resolve(group, rank, group_rank, name)
+    pair = pair_with(peer)
+    key = id(peer.group)
+    if given is None or given[0]() is not peer.group:
+        given = _given[key] = weakref.ref(peer.group, lambda _: _given.pop(key, None)), {}
+    given[1][peer.rank, None] = given[1][None, peer.group_rank] = pair
+    return pair
 
 
 def pair_with(peer: Peer) -> Pair:

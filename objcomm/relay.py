@@ -21,7 +21,7 @@ from .pair import Pair
 from .trace import counters
 from .transport import message_count
 from .wire.bundle import Parcel, pack_bundle
-from .wire.frame import Flag, Kind, Terms, frame_layout, head_bytes, renumber
+from .wire.frame import Content, Flag, Kind, Terms, renumber
 
 
 class Piece(NamedTuple):
@@ -34,22 +34,12 @@ class Piece(NamedTuple):
 def bundle(pieces: Sequence[Piece], name: bytes, terms: Terms, segments: Sequence[tuple[int, bool]]) -> torch.Tensor:
     """The whole frame of a bundle, number 0."""
     skeleton, places, inline_bytes = pack_bundle([piece.parcel for piece in pieces])
-    head = head_bytes(
-        kind=Kind.DATA,
-        flags=Flag.CHUNKED if segments else 0,
-        sequence=0,
-        channel=name,
-        skeleton=skeleton,
-        inline_bytes=inline_bytes,
-        segments=segments,
-        terms=terms,
-    )
-    inline_at, nbytes = frame_layout(len(skeleton), inline_bytes, len(segments), len(name))
-    frame = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-    view = view_of(frame)
-    view[: len(head)] = head
+    content = Content(Kind.DATA, Flag.CHUNKED if segments else 0, name, skeleton, inline_bytes, segments)
+    frame = torch.empty(content.frame_bytes, dtype=torch.uint8, device="cpu")
+    head = content.head(0, terms)
+    view_of(frame)[: len(head)] = head
     for piece, place in zip(pieces, places, strict=True):
-        at, size = inline_at + place, piece.parcel.inline_bytes
+        at, size = content.inline_at + place, piece.parcel.inline_bytes
         if isinstance(piece.inline, Encoded):
             piece.inline.write_inline_at(frame.data_ptr() + at)
         elif piece.inline is not None and size:
@@ -80,11 +70,11 @@ class Relay:
             renumber(first.view, pair.next_sent)
             self.outgoing = Outgoing(pair, channel, pair.next_sent, frame, first)
             pair.in_flight[pair.next_sent] = self.outgoing
-            self.outgoing.add("head", pair.link.send_head(first.memory))
+            self.outgoing.pendings.append(("head", pair.link.send_head(first.memory)))
             counters.messages_sent += 1
             counters.bytes_sent += max(first.nbytes, nbytes)
             if nbytes > window:
-                self.outgoing.add("head", pair.link.send_head(frame[window:]))
+                self.outgoing.pendings.append(("head", pair.link.send_head(frame[window:])))
                 counters.messages_sent += 1
 
     def add(self, chunk: torch.Tensor) -> None:
@@ -93,7 +83,7 @@ class Relay:
             return
         try:
             with self._failing(self.outgoing.channel, "segments"):
-                self.outgoing.add("segments", self.pair.link.send_segments([chunk]))
+                self.outgoing.pendings.append(("segments", self.pair.link.send_segments([chunk])))
         except ObjcommError as error:
             self._error = error
             return

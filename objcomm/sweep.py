@@ -14,22 +14,24 @@ import torch
 
 from .arrival import Arrival
 from .codec import Encoded
+from .config import settings
 from .deadline import Deadline
 from .errors import ObjcommError
+from .failures import Failures
 from .incoming import chunks
-from .outgoing import Message, Outgoing, message_of
+from .outgoing import Outgoing, post, prepare
 from .pair import Pair
 from .relay import Piece, Relay, bundle, relay
+from .star import Taken
 from .team import Team
 from .trace import counters
 from .wire.bundle import Parcel
-from .wire.frame import Flag, channel_name
-from .wire.notice import Notice, error_of, notice_of
+from .wire.frame import Content, Flag, channel_name
 
 # A message of a small object costs far more than its bytes: few ranks are all told by the root itself.
 FANOUT = 4
-# One reason is enough; a few more may help.
-_MOST_TOLD = 4
+# What is larger than this costs more to bring to the root and to give back than a message to everybody does.
+_LARGE_BYTES = 256 << 10
 
 
 class Sweep:
@@ -40,18 +42,16 @@ class Sweep:
         children: the pairs away from it.
     """
 
-    def __init__(
-        self, team: Team, root: int, channel: str, deadline: Deadline, device: torch.device | None, label: str
-    ) -> None:
+    def __init__(self, team: Team, root: int, channel: str, deadline: Deadline, device: torch.device | None) -> None:
         self.team = team
-        self.channel = f"<{label}> {channel}"
-        self.name = channel_name(self.channel)
+        self.channel = channel
+        self.name = channel_name(channel)
         self.deadline = deadline
+        self.root = root
         self.parent, self.children = _place(team, root)
         for pair in self.children if self.parent is None else [self.parent, *self.children]:
             pair.check_open()
-        # What to tell the others, and what to raise here.
-        self._failures: list[tuple[Notice, BaseException]] = []
+        self.failures = Failures(team.rank, self.channel)
         self._outgoings: list[Outgoing] = []
         # Posted first of all: what is sent to a rank that waits for it already needs no answer.
         self._from_parent = None
@@ -61,20 +61,16 @@ class Sweep:
         self._from_children = [Arrival(child, self.channel, device) for child in self.children]
         for arrival in self._from_children:
             arrival.pair.expect(arrival)
+        # All that is the same for the objects of all ranks; see Arrival.open.
+        self.opener = self._from_parent or self._from_children[0]
 
-    def encode(self, obj: object, *, forbid_grad: bool = False) -> Message | None:
+    def encode(self, obj: object, *, forbid_grad: bool = False) -> tuple[Content, Encoded] | None:
         """This rank's object, or ``None``: then all will be told why."""
         try:
-            return message_of(obj, self.name, forbid_grad=forbid_grad)
+            return prepare(obj, self.name, forbid_grad=forbid_grad)
         except BaseException as error:
-            self.fail(error)
+            self.failures.own(error)
             return None
-
-    def fail(self, error: BaseException) -> None:
-        """Something failed on this rank before anything left: all will be told."""
-        if isinstance(error, ObjcommError):
-            error.locate(rank=self.team.rank, channel=self.channel, phase="encode")
-        self._failures.insert(0, (notice_of(error, self.team.rank), error))
 
     def up(self, own: Sequence[Piece] = ()) -> list[Piece]:
         """Bring what the children send, and ``own``, to the parent. On the root: return it."""
@@ -83,28 +79,25 @@ class Sweep:
             try:
                 arrived: Any = arrival.wait(self.deadline)
             except ObjcommError as error:
-                self._note(error, arrival.pair)
+                self.failures.note(error, arrival.pair)
                 continue
             for piece in arrived:
-                if piece.parcel.notice is not None:
-                    self._hear(piece.parcel.notice)
-                else:
+                if piece.parcel.notice is None:
                     pieces.append(piece)
+                self.failures.hear(piece.parcel.notice)
         if self.parent is not None:
             try:
-                frame = bundle(self._told() or pieces, self.name, self.parent.terms(), ())
+                frame = bundle(self.failures.told() or pieces, self.name, self.parent.terms(), ())
                 self._outgoings.append(relay(self.parent, frame, self.channel, self.deadline))
             except ObjcommError as error:
-                self._note(error, self.parent)
+                self.failures.note(error, self.parent)
         return pieces
 
-    def down(self, pieces: Sequence[Piece], segments: Sequence[torch.Tensor]) -> None:
-        """On the root: send to all what it has, unless something failed."""
-        told = self._told()
+    def down(self, pieces: Sequence[Piece], segments: Sequence[torch.Tensor]) -> Sequence[Piece]:
+        """On the root: send to all what it has, unless something failed. Returns what it sends."""
+        told = self.failures.told()
         if told:
             pieces, segments = told, ()
-        if not self.children:
-            return
         table = [(segment.numel(), not segment.is_cpu) for segment in segments]
         frame = bundle(pieces, self.name, self.children[0].terms(), table)
         relays = []
@@ -112,7 +105,7 @@ class Sweep:
             try:
                 relays.append(Relay(child, frame, self.channel, self.deadline))
             except ObjcommError as error:
-                self._note(error, child)
+                self.failures.note(error, child)
         for piece, _ in chunks(segments, table):
             for one in relays:
                 one.add(piece)
@@ -120,55 +113,45 @@ class Sweep:
             try:
                 self._outgoings.append(one.finish())
             except ObjcommError as error:
-                self._note(error, one.pair)
+                self.failures.note(error, one.pair)
+        return pieces
 
-    def arrive(self) -> tuple[Arrival, list[Piece]]:
+    def send(self, pair: Pair, message: tuple[Content, Encoded]) -> None:
+        """Send an object straight to one rank."""
+        try:
+            self._outgoings.append(post(pair, *message, self.channel, self.deadline))
+        except ObjcommError as error:
+            self.failures.note(error, pair)
+
+    def arrive(self) -> list[Piece]:
         """Elsewhere: take what the root has sent; it has been passed on by then."""
         arrival = self._from_parent
         assert arrival is not None
         try:
             arrived: Any = arrival.wait(self.deadline)
         except ObjcommError as error:
-            self._note(error, arrival.pair)
+            self.failures.note(error, arrival.pair)
             self._pass_on_failures()
-            return arrival, []
+            return []
         self._outgoings.extend(arrival.passed)
         for child, failure in arrival.failed.items():
-            self._note(failure, self.team.pairs[child])
+            self.failures.note(failure, self.team.pairs[child])
         for piece in arrived:
-            if piece.parcel.notice is not None:
-                self._hear(piece.parcel.notice)
-        return arrival, arrived
+            self.failures.hear(piece.parcel.notice)
+        return arrived  # type: ignore[no-any-return]
 
     def finish(self) -> None:
         """Wait until nothing of this rank is needed any more, and raise what failed."""
-        for outgoing in self._outgoings:
-            try:
-                outgoing.wait(self.deadline)
-            except ObjcommError as error:
-                self._note(error, outgoing.pair)
-        if self._failures:
-            raise self._failures[0][1]
-
-    def _note(self, error: ObjcommError, pair: Pair) -> None:
-        error.locate(rank=self.team.rank, peer=pair.peer, channel=self.channel)
-        self._failures.append((notice_of(error, error.peer), error))
-
-    def _hear(self, notice: Notice) -> None:
-        if notice.rank != self.team.rank:
-            heard = error_of(notice, self.team.rank).locate(rank=self.team.rank, channel=self.channel)
-            self._failures.append((notice, heard))
-
-    def _told(self) -> list[Piece]:
-        return [Piece(Parcel(notice.rank or 0, notice), None) for notice, _ in self._failures[:_MOST_TOLD]]
+        self.failures.wait_for(self._outgoings, self.deadline)
+        self.failures.check()
 
     def _pass_on_failures(self) -> None:
         for child in self.children:
             try:
-                frame = bundle(self._told(), self.name, child.terms(), ())
+                frame = bundle(self.failures.told(), self.name, child.terms(), ())
                 self._outgoings.append(relay(child, frame, self.channel, self.deadline))
             except ObjcommError as error:
-                self._note(error, child)
+                self.failures.note(error, child)
 
 
 def _place(team: Team, root: int) -> tuple[Pair | None, list[Pair]]:
@@ -192,32 +175,62 @@ def broadcast(sweep: Sweep, obj: Any, forbid_grad: bool) -> Any:
         if message is None:
             sweep.down((), ())
         else:
-            sweep.down([piece_of(sweep.team.rank, message)], message.encoded.segments)
+            encoded = message[1]
+            sweep.down([_piece(sweep.team.rank, encoded)], encoded.segments)
             counters.objects_sent += len(sweep.team.pairs)
         sweep.finish()
         return obj
     sweep.up()
-    arrival, pieces = sweep.arrive()
-    return _open(sweep, arrival, pieces)[0]
-
-
-def _open(sweep: Sweep, arrival: Arrival, pieces: Sequence[Piece]) -> list[Any]:
-    """Build the objects that came, while they are still being passed on."""
-    objects = []
-    failure: ObjcommError | None = None
-    for piece in pieces:
-        if piece.parcel.notice is None:
-            try:
-                objects.append(arrival.open(piece))
-            except ObjcommError as error:
-                failure = failure or error
+    pieces = sweep.arrive()
+    objects = _open(sweep, pieces)
     sweep.finish()
-    if failure is not None:
-        raise failure
+    return objects[sweep.root]
+
+
+def all_gather(sweep: Sweep, obj: object, device: torch.device | None) -> dict[int, Any]:
+    """Everybody's object by rank, but for this rank's own.
+
+    Large objects do not go through the root: each goes from its rank to all the others once these know of it.
+    """
+    rank, limit = sweep.team.rank, min(_LARGE_BYTES, settings().max_bytes // (2 * len(sweep.team.ranks)))
+    message = sweep.encode(obj)
+    own = []
+    if message is not None:
+        content, encoded = message
+        own = [Piece(Parcel(rank, apart=True), None) if content.nbytes > limit else _piece(rank, encoded)]
+        counters.objects_sent += len(sweep.team.pairs)
+    gathered = sweep.up(own)
+    pieces = sweep.down(gathered, ()) if sweep.parent is None else sweep.arrive()
+    apart = [piece.parcel.origin for piece in pieces if piece.parcel.apart]
+    expected = [Taken(pair, sweep.channel, device) for peer, pair in sweep.team.from_here() if peer in apart]
+    for taken in expected:
+        taken.pair.expect(taken)
+    if message is not None and rank in apart:
+        for _, pair in sweep.team.from_here():
+            sweep.send(pair, message)
+    objects = _open(sweep, [piece for piece in pieces if piece.parcel.origin != rank and not piece.parcel.apart])
+    for taken in expected:
+        try:
+            taken.wait(sweep.deadline)
+            objects[taken.pair.peer] = taken.open()
+        except ObjcommError as error:
+            sweep.failures.note(error, taken.pair)
+    sweep.finish()
     return objects
 
 
-def piece_of(rank: int, message: Message) -> Piece:
-    encoded: Encoded = message.encoded
+def _open(sweep: Sweep, pieces: Sequence[Piece]) -> dict[int, Any]:
+    """Build the objects that came, while they are still being passed on."""
+    objects: dict[int, Any] = {}
+    for piece in pieces:
+        if piece.parcel.notice is None:
+            try:
+                objects[piece.parcel.origin] = sweep.opener.open(piece)
+            except ObjcommError as error:
+                sweep.failures.keep(error)
+    return objects
+
+
+def _piece(rank: int, encoded: Encoded) -> Piece:
     flags = Flag.OPAQUE if encoded.opaque else 0
     return Piece(Parcel(rank, None, False, flags, encoded.skeleton, encoded.inline_bytes), encoded)

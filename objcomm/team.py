@@ -10,8 +10,8 @@ from torch.distributed import ProcessGroup, get_process_group_ranks
 from .deadline import Deadline
 from .errors import UsageError
 from .pair import Pair
-from .pairs import pair_with
-from .transport import rank_in, resolve
+from .pairs import pair_for
+from .transport import rank_in
 from .work import deadline_for
 
 
@@ -32,8 +32,14 @@ class Team:
         self.rank = rank_in(group)
         self.ranks = get_process_group_ranks(group) if ranks is None else _checked(ranks, self.rank)
         self.pairs: dict[int, Pair] = {
-            rank: pair_with(resolve(group, rank, None, "ranks")) for rank in self.ranks if rank != self.rank
+            rank: pair_for(group, rank, None, "ranks") for rank in self.ranks if rank != self.rank
         }
+
+    def from_here(self) -> list[tuple[int, Pair]]:
+        """The others in the order of their ranks, beginning behind this one: not everybody turns to the same first."""
+        order = sorted(self.pairs)
+        later = [rank for rank in order if rank > self.rank]
+        return [(rank, self.pairs[rank]) for rank in later + order[: len(order) - len(later)]]
 
     def deadline(self, timeout: float | None) -> Deadline:
         """Of the whole call."""

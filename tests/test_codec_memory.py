@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from objcomm.codec import tensors
+from objcomm.codec import columns, tensors
 from objcomm.errors import DecodeError, EncodeError
 from tests.memory_loop import (
     assert_same_memory,
@@ -206,6 +206,7 @@ def test_sizes_other_than_announced_are_refused() -> None:
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor counts as one of an accelerator, though its memory is the CPU's."""
     monkeypatch.setattr(tensors, "on_accelerator", lambda device: True)
+    monkeypatch.setattr(columns, "_cpu_keys", set())
 
 
 @pytest.mark.usefixtures("accelerator")
@@ -241,6 +242,7 @@ def test_device_moves_every_tensor_and_keeps_what_is_shared() -> None:
 
 def test_an_empty_tensor_of_an_accelerator_finds_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "on_accelerator", lambda device: True)
+    monkeypatch.setattr(columns, "_cpu_keys", set())
     memory, inline = take_apart([torch.empty(0, 3)])
     monkeypatch.undo()
     monkeypatch.setattr(tensors, "current_accelerator", lambda: torch.device("meta"))

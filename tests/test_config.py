@@ -16,8 +16,9 @@ def test_the_environment_is_read() -> None:
         "OBJCOMM_LOCAL_TRANSPORT": "0",
         "OBJCOMM_MAX_BYTES": "1000",
         "OBJCOMM_TIMEOUT": "2.5",
+        "OBJCOMM_POOL_BYTES": "0",
     }
-    assert from_environment(environ) == Settings("restricted", False, 1000, 2.5)
+    assert from_environment(environ) == Settings("restricted", False, 1000, 2.5, 0)
     assert from_environment({}) == Settings()
     assert from_environment(dict.fromkeys(environ, "")) == Settings()
 
@@ -32,6 +33,8 @@ def test_the_environment_is_read() -> None:
         ("OBJCOMM_TIMEOUT", "soon"),
         ("OBJCOMM_TIMEOUT", "0"),
         ("OBJCOMM_TIMEOUT", "nan"),
+        ("OBJCOMM_POOL_BYTES", "-1"),
+        ("OBJCOMM_POOL_BYTES", "much"),
     ],
 )
 def test_a_wrong_variable_is_told(name: str, value: str) -> None:
@@ -49,6 +52,9 @@ def test_a_wrong_variable_is_told(name: str, value: str) -> None:
         {"max_bytes": True},
         {"timeout": -1},
         {"timeout": "5"},
+        {"pool_bytes": -1},
+        {"pool_bytes": 1.5},
+        {"pool_bytes": True},
     ],
     ids=str,
 )

@@ -16,15 +16,21 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"__init__", "__main__", "cli"},
     {"p2p", "collectives", "autograd", "torch_compat"},
-    {"direct", "sweep"},
-    {"team"},
+    {"direct", "sweep", "star"},
+    {"failures", "team"},
     {"work"},
     {"arrival", "relay", "outgoing", "incoming", "pair", "pairs"},
     {"wire", "codec", "transport"},
     {"errors", "config", "deadline", "trace", "hostmemory"},
 ]
 # Parts of one layer that may know each other. codec, wire and transport never do.
-COMPANIONS = [{"arrival", "relay", "outgoing", "incoming", "pair", "pairs"}, LAYERS[0], LAYERS[1], LAYERS[-1]]
+COMPANIONS = [
+    {"arrival", "relay", "outgoing", "incoming", "pair", "pairs"},
+    LAYERS[0],
+    LAYERS[1],
+    LAYERS[2],
+    LAYERS[-1],
+]
 THIRD_PARTY = {"torch", "cloudpickle", "msgpack"}
 MAX_LINES = 320
 

@@ -16,13 +16,13 @@ from objcomm.wire.frame import (
     ALIGNMENT,
     HEADER_BYTES,
     MIN_WINDOW,
+    Content,
     Flag,
     Kind,
     Terms,
     agree,
     channel_name,
     frame_layout,
-    head_bytes,
     read_body,
     read_header,
 )
@@ -41,20 +41,11 @@ def make(
     terms: Terms = TERMS,
 ) -> bytearray:
     name = channel_name(channel)
-    inline_at, size = frame_layout(len(skeleton), len(inline), len(segments), len(name))
-    frame = bytearray(size)
-    head = head_bytes(
-        kind=kind,
-        flags=Flag.OPAQUE,
-        sequence=sequence,
-        channel=name,
-        skeleton=skeleton,
-        inline_bytes=len(inline),
-        segments=segments,
-        terms=terms,
-    )
+    content = Content(kind, Flag.OPAQUE, name, skeleton, len(inline), segments)
+    frame = bytearray(content.frame_bytes)
+    head = content.head(sequence, terms)
     frame[: len(head)] = head
-    frame[inline_at:] = inline
+    frame[content.inline_at :] = inline
     return frame
 
 
@@ -178,7 +169,7 @@ def test_notices() -> None:
 @given(st.text(max_size=3000), st.text(max_size=900))
 def test_a_notice_fits_in_the_smallest_window(text: str, path: str) -> None:
     packed = pack_notice(Notice("EncodeError", text * 3, path))
-    assert frame_layout(len(packed), 0, 0, 1024)[1] <= MIN_WINDOW
+    assert frame_layout(1024 + len(packed), 0)[1] <= MIN_WINDOW
     assert unpack_notice(memoryview(packed)).error == "EncodeError"
 
 

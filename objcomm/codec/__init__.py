@@ -23,10 +23,11 @@ from ..errors import DecodeError, EncodeError, ObjcommError, TrustError
 from . import codes, instances, opaque, path, registry
 from . import skeleton as _skeleton
 from .build import Builder
+from .encoded import Encoded
 from .into import Filling
 from .kept import Kept
 from .levels import Trouble
-from .memory import Memory, MemoryReader
+from .memory import MemoryReader
 from .outline import decoding_error, locate
 from .parts import CLUSTER_HINT
 
@@ -46,41 +47,6 @@ _MOST_TABLES = 2048
 _readers: Kept[tuple[Any, ...], MemoryReader] = Kept(128)
 
 
-class Encoded:
-    """An object that is ready to leave. It keeps alive all memory that it points into.
-
-    Attributes:
-        skeleton: all that is not memory of tensors, arrays and buffers.
-        inline_bytes: size of the inline area.
-        segments: flat contiguous uint8 tensors, each a transfer of its own.
-        opaque: it holds at least one pickled leaf.
-    """
-
-    __slots__ = ("_memory", "inline_bytes", "opaque", "segments", "skeleton")
-
-    def __init__(self, skeleton: bytes, memory: Memory | None = None, opaque: bool = False) -> None:
-        self.skeleton = skeleton
-        self.inline_bytes: int = 0 if memory is None else memory.inline_bytes
-        self.segments: list[torch.Tensor] = [] if memory is None else memory.segments
-        self.opaque = opaque
-        self._memory = memory
-
-    @classmethod
-    def of_skeleton(cls, skeleton: bytes) -> Encoded:
-        """What has no memory beside its skeleton; the skeleton need not be one of this codec."""
-        return cls(skeleton)
-
-    def write_inline(self, out: torch.Tensor) -> None:
-        """Fill the inline area: a CPU uint8 tensor of ``inline_bytes`` elements."""
-        if self._memory is not None:
-            self._memory.write_inline(out)
-
-    def write_inline_at(self, address: int) -> None:
-        """The same at an address, which saves the making of a tensor: on the way of a small message that counts."""
-        if self._memory is not None:
-            self._memory.write_at(address)
-
-
 def encode(
     obj: object, *, trust: Trust = "cluster", threshold: int = SEGMENT_THRESHOLD, forbid_grad: bool = False
 ) -> Encoded:
@@ -97,7 +63,7 @@ def encode(
         TrustError: trust is restricted, and something would have to be pickled; its path is named.
     """
     try:
-        packed = _skeleton.pack(obj, trust, threshold, forbid_grad)
+        return _skeleton.pack(obj, trust, threshold, forbid_grad)
     except Trouble as trouble:
         located = _located(obj, trouble, forbid_grad)
         raise located from _cause(located, trouble.__cause__)
@@ -105,7 +71,6 @@ def encode(
         raise
     except Exception as error:
         raise EncodeError(f"the object cannot be encoded: {path.reason(error)}", path="obj") from error
-    return Encoded(packed.skeleton, packed.memory, packed.opaque)
 
 
 def _cause(error: ObjcommError, cause: BaseException | None) -> BaseException | None:
@@ -133,10 +98,10 @@ class Plan:
     def __init__(
         self,
         parsed: _skeleton.Parsed,
-        entries: list[instances.Resolved],
-        memory: MemoryReader | None,
-        segments: Sequence[tuple[int, bool]],
-        restricted: bool,
+        entries: Sequence[instances.Resolved] = (),
+        memory: MemoryReader | None = None,
+        segments: Sequence[tuple[int, bool]] = (),
+        restricted: bool = False,
     ) -> None:
         self._parsed = parsed
         self._entries = entries
@@ -189,19 +154,26 @@ class Plan:
             TrustError: trust is restricted, and building it would run code.
         """
         builder: Builder | None = None
+        parsed = self._parsed
+        if parsed.short:
+            try:
+                return _skeleton.unpack_plain(parsed.tree)
+            except Exception as error:
+                located = decoding_error(error, parsed, None)
+                raise located from _cause(located, error)
         # Building makes many objects and no garbage: a collection would only look at all of them again.
         collecting = gc.isenabled()
         gc.disable()
         try:
-            if self._parsed.plain:
-                return _skeleton.unpack(self._parsed.tree)
+            if parsed.plain:
+                return _skeleton.unpack_plain(parsed.tree)
             leaves = [] if self._memory is None else self._memory.build(inline, segments, device)
             if self._filling is not None:
                 leaves = self._filling.fill(leaves)
-            builder = Builder(self._parsed, self._entries, self._restricted, leaves)
+            builder = Builder(parsed, self._entries, self._restricted, leaves)
             return builder.build()
         except Exception as error:
-            located = decoding_error(error, self._parsed, builder)
+            located = decoding_error(error, parsed, builder)
             raise located from _cause(located, error)
         finally:
             if collecting:
@@ -230,15 +202,19 @@ def parse(
         LimitError: a tensor in it needs more than ``max_bytes``.
         TrustError: trust is restricted, and it holds pickled leaves, code, or classes that may not be built.
     """
+    if not inline_bytes and not segments:
+        plain = _skeleton.short_plain(skeleton)
+        if plain is not None:
+            return Plan(plain)
     restricted = trust == "restricted"
     pieces = _skeleton.split(skeleton)
     alike = (pieces.tables, inline_bytes, max_bytes, *segments)
     reader = _readers.get(alike) if pieces.tables else None
     if reader is not None:
-        return Plan(_skeleton.Parsed(pieces.tree, False), [], reader, segments, restricted)
+        return Plan(_skeleton.Parsed(pieces.tree, False), (), reader, segments, restricted)
     parsed = _skeleton.parse(pieces)
     if parsed.plain and not inline_bytes and not segments:
-        return Plan(parsed, [], None, (), restricted)
+        return Plan(parsed, restricted=restricted)
     if parsed.memory is None and (inline_bytes or segments):
         raise DecodeError("the message has an inline area or segments that its skeleton does not use")
     if restricted and parsed.stream is not None:

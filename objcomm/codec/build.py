@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -35,7 +35,7 @@ class Builder:
     """
 
     def __init__(
-        self, parsed: skeleton.Parsed, entries: list[instances.Resolved], restricted: bool, memory: list[Any]
+        self, parsed: skeleton.Parsed, entries: Sequence[instances.Resolved], restricted: bool, memory: list[Any]
     ) -> None:
         self._parsed = parsed
         self._memory = memory
@@ -57,6 +57,9 @@ class Builder:
 
     def build(self) -> Any:
         parsed = self._parsed
+        if parsed.only_memory:
+            self._in_tree = True
+            return self.unpack(parsed.tree)
         if parsed.names:
             self.unpack(parsed.composites)
             if len(self.composites) != len(parsed.names):

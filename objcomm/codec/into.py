@@ -55,7 +55,7 @@ class Filling:
     def __init__(
         self,
         parsed: skeleton.Parsed,
-        entries: list[instances.Resolved],
+        entries: Sequence[instances.Resolved],
         restricted: bool,
         table: Table | None,
         into: object,

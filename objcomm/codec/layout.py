@@ -20,7 +20,7 @@ class Layout:
 
     Attributes:
         table: describes the memory to the receiver, in types that msgpack has.
-        tables: the packed tables of a skeleton with nothing else in them, as soon as somebody has packed them.
+        tables: a skeleton with nothing else in its tables, in front of its tree, as soon as somebody has packed it.
         nbytes: size of the inline area.
         gathers: small tensors of one dtype: its code, where they start and end, which, and whether they have one axis.
         copies: every other buffer, and where it starts.

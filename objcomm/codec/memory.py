@@ -24,7 +24,8 @@ import torch
 from ..errors import EncodeError
 from . import arrays, dtypes, tensors
 from .address import address_of, clear_memory, window_at
-from .form import ACCELERATOR, BYTES, Form
+from .columns import Columns, columns_of
+from .form import BYTES, Form
 from .layout import Layout
 from .memory_reader import MemoryReader
 from .ordinary import Ordinary
@@ -62,45 +63,21 @@ class MemoryWriter:
         """
         index = self._index.get(id(tensor))
         if index is None:
-            index = len(self._leaves)
-            self._add_tensors([tensor])
-            self._index[id(tensor)] = index
+            index = self._index[id(tensor)] = len(self._leaves)
+            columns = columns_of([tensor])
+            if columns is None:
+                raise EncodeError("the tensor was changed by another thread while it was encoded")
+            self.add_columns([tensor], columns)
         return index
 
-    def add_tensors(self, found: list[torch.Tensor]) -> dict[int, int]:
-        """The same for many, which are all that this message has, some of them perhaps more than once.
-
-        Returns:
-            Of the id of each tensor its number.
-        """
-        index = self._index = dict(zip(map(id, found), range(len(found)), strict=True))
-        if len(index) < len(found):
-            found = list({id(tensor): tensor for tensor in found}.values())
-            index = self._index = dict(zip(map(id, found), range(len(found)), strict=True))
-        self._add_tensors(found)
-        return index
-
-    def _add_tensors(self, found: list[torch.Tensor]) -> None:
-        forms, lows = self._forms, self._lows
-        look: Any = None
-        form: Any = None
-        for tensor in found:
-            like = look
-            look = (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.is_cpu, type(tensor))
-            if look != like:
-                form = tensors.form_like(look, tensor)
-            low = tensor.data_ptr()
-            room = tensor.untyped_storage().nbytes()
-            if form.hull and (not low or room < tensor.storage_offset() * form.itemsize + form.hull):
-                raise EncodeError(
-                    f"a tensor of shape {list(tensor.shape)} has no memory behind it: its storage was freed or shrunk",
-                    hint="send it before its storage is resized, or gather it first",
-                )
-            if form.flags & ACCELERATOR:
-                self._devices[len(forms)] = tensor.device
-            forms.append(form)
-            lows.append(low)
+    def add_columns(self, found: list[torch.Tensor], columns: Columns) -> None:
+        """Number tensors that have no number yet, in their order."""
+        first = len(self._leaves)
         self._leaves += found
+        self._forms += columns.forms
+        self._lows += columns.lows
+        if columns.devices:
+            self._devices.update((first + place, device) for place, device in columns.devices.items())
 
     def add_array(self, array: np.ndarray[Any, Any]) -> int:
         """The number of an array that is plain, see ``arrays.is_plain``; the same object has one number.
@@ -176,6 +153,8 @@ class MemoryWriter:
 
 def _far_apart(lows: list[int], forms: list[Form]) -> bool:
     """A quick look whether leaves on the CPU cannot overlap: there is room for the longest between any two."""
+    if len(lows) == 1:
+        return True
     ordered = sorted(lows)
     longest = max([form.hull for form in set(forms)], default=0)
     return min(map(sub, ordered[1:], ordered), default=longest) >= longest

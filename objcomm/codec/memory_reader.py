@@ -17,6 +17,8 @@ from .ordinary import Ordinary, is_ordinary
 from .overlap import packed_places
 from .placing import Places
 
+_CPU = torch.device("cpu")
+
 # torch's stubs say that it returns nothing.
 _split: Callable[[torch.Tensor, list[int]], Sequence[torch.Tensor]] = torch.split_with_sizes_copy  # type: ignore[assignment]
 
@@ -37,8 +39,9 @@ class MemoryReader:
 
     def __init__(self, table: Any, *, inline_bytes: int, segments: Sequence[tuple[int, bool]], max_bytes: int) -> None:
         self.table = Table(table, inline_bytes=inline_bytes, segments=segments, max_bytes=max_bytes)
+        # Few are copied, whatever the device.
+        self.keeps_inline = not self.table.few
         self._sizes = [inline_bytes, *(nbytes for nbytes, _ in segments)]
-        self.keeps_inline = True
 
     def build(
         self, inline: torch.Tensor, segments: Sequence[torch.Tensor], device: torch.device | None = None
@@ -55,13 +58,11 @@ class MemoryReader:
         Raises:
             DecodeError: sizes are not as announced.
         """
-        if [inline.numel(), *(segment.numel() for segment in segments)] != self._sizes:
+        if [inline.numel(), *[segment.numel() for segment in segments]] != self._sizes:
             raise DecodeError("what arrived has other sizes than what was announced")
         few = self.table.few
-        if few and device is None and is_ordinary() and not tensors.on_accelerator(inline.device):
-            address = inline.data_ptr()
-            self.keeps_inline = False
-            return [_copied(form, address + start) for form, start in few]
+        if few and device is None and inline.is_cpu and is_ordinary():
+            return _copies(few, inline.data_ptr())
         with Ordinary():
             return _Builder(self.table, device).build(inline, segments)
 
@@ -129,10 +130,14 @@ class _Builder:
 
     def _copies(self, address: int, buffers: Sequence[int]) -> None:
         """The same on the CPU, for so few that the preparation would take longer than the copies."""
+        places: list[tuple[Form, int]] = []
+        start = 0
         for buffer in buffers:
             form = self._table.forms[buffer]
-            self._leaves[buffer] = _copied(form, address)
-            address += form.hull
+            places.append((form, start))
+            start += form.hull
+        for buffer, leaf in zip(buffers, _copies(places, address), strict=True):
+            self._leaves[buffer] = leaf
 
     def _windows(self, block: Block, singles: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """Make the tensors that look at their part of what arrived on the CPU; returns the buffers that are not such.
@@ -214,7 +219,12 @@ class _Builder:
         return next(there, None) or tensors.current_accelerator()
 
 
-def _copied(form: Form, address: int) -> torch.Tensor:
-    leaf = tensors.fresh(form)
-    copy_memory(leaf.data_ptr(), address, form.hull)
-    return tensors.finished(form, leaf) if form.flags else leaf
+def _copies(places: list[tuple[Form, int]], address: int) -> list[Any]:
+    """Tensors with memory of their own, each a copy of what is at its place."""
+    leaves: list[Any] = []
+    for form, start in places:
+        # torch takes apart a list of extents, or worse a torch.Size, twice as slowly as so many numbers.
+        leaf = torch.empty(*(form.shape or ((),)), dtype=form.dtype, device=_CPU)
+        copy_memory(leaf.data_ptr(), address + start, form.hull)
+        leaves.append(tensors.finished(form, leaf) if form.flags else leaf)
+    return leaves

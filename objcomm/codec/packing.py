@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgpack import Packer
@@ -13,9 +13,15 @@ from .levels import Entangled
 
 
 class _Warm(threading.local):
-    """A packer that keeps its buffer: a fresh one of 100 KiB costs more page faults than packing costs."""
+    """Packers that keep their buffers: a fresh one costs more page faults than packing a small object costs.
+
+    Attributes:
+        packer: packs what msgpack has types for.
+        leaves: packs, beside that, each object whose id is in a dict as what the dict says.
+    """
 
     packer: Packer | None = None
+    leaves: tuple[Packer, dict[int, Part]] | None = None
 
 
 _warm = _Warm()
@@ -29,7 +35,27 @@ def pack_native(obj: Any, head: bytes) -> bytes:
     packed = _packed(packer, obj)
     if len(packed) <= _MOST_WARM_BYTES:
         _warm.packer = packer
-    return b"".join((head, packed))
+    return head + packed
+
+
+def pack_leaves(obj: Any, found: Sequence[Any], leaves: Sequence[Part]) -> bytes:
+    """Pack what msgpack has types for, and for each object of ``found`` its leaf.
+
+    Raises:
+        KeyError: there is something else in ``obj``.
+        Entangled, ValueError: as :func:`pack`.
+    """
+    taken, _warm.leaves = _warm.leaves, None
+    if taken is None:
+        parts: dict[int, Part] = {}
+        taken = Packer(strict_types=True, default=lambda obj: parts[id(obj)]), parts
+    packer, parts = taken
+    parts.update(zip(map(id, found), leaves))  # noqa: B905  there may be more leaves
+    packed = _packed(packer, obj)
+    parts.clear()
+    if len(packed) <= _MOST_WARM_BYTES:
+        _warm.leaves = taken
+    return packed
 
 
 def pack(obj: Any, default: Callable[[Any], Part] | None = None) -> bytes:

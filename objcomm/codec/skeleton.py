@@ -24,11 +24,13 @@ from msgpack import Unpacker, unpackb
 
 from ..config import Trust
 from ..errors import DecodeError, EncodeError
-from . import codes, opaque, packing, tensors
+from . import codes, opaque, packing
 from .codes import Part, ext
+from .columns import columns_of
 from .deep import Rewriter
+from .encoded import Encoded
 from .levels import Entangled, survey
-from .memory import Memory, MemoryWriter
+from .memory import MemoryWriter
 from .scan import Scan
 
 PLAIN, TABLES = 0, 1
@@ -37,15 +39,7 @@ _HEADER = struct.Struct("<BII")
 _DEFINITION = ext(codes.DEFINITION)
 
 
-class Packed(NamedTuple):
-    """A skeleton and the memory that goes with it (None: there is none)."""
-
-    skeleton: bytes
-    memory: Memory | None = None
-    opaque: bool = False
-
-
-def pack(obj: Any, trust: Trust, threshold: int, forbid_grad: bool = False) -> Packed:
+def pack(obj: Any, trust: Trust, threshold: int, forbid_grad: bool = False) -> Encoded:
     """Pack an object.
 
     Raises:
@@ -56,7 +50,7 @@ def pack(obj: Any, trust: Trust, threshold: int, forbid_grad: bool = False) -> P
         level, found = survey(obj, threshold)
         if level is None:
             try:
-                return Packed(packing.pack_native(obj, _PLAIN_BYTE))
+                return Encoded(packing.pack_native(obj, _PLAIN_BYTE))
             except (OverflowError, ValueError):
                 level = [obj]  # an integer or a string that msgpack has no room for, or lone surrogates
         packed = _pack_tensors(obj, found, threshold, forbid_grad) if found else None
@@ -67,24 +61,28 @@ def pack(obj: Any, trust: Trust, threshold: int, forbid_grad: bool = False) -> P
         return _pack_scanned(obj, [obj], Scan(trust, threshold, careful=True, forbid_grad=forbid_grad))
 
 
-def _pack_tensors(obj: Any, found: list[torch.Tensor], threshold: int, forbid_grad: bool) -> Packed | None:
+def _pack_tensors(obj: Any, found: list[torch.Tensor], threshold: int, forbid_grad: bool) -> Encoded | None:
     """Pack an object in which tensors are all that is not native; None if it takes a scan, if only to say why not."""
-    if not tensors.are_plain(found) or (forbid_grad and any(tensor.requires_grad for tensor in found)):
-        return None
-    writer = MemoryWriter(threshold)
+    if len(set(map(id, found))) < len(found):
+        found = list({id(tensor): tensor for tensor in found}.values())
     try:
-        index = writer.add_tensors(found)
-        leaves = codes.memory_leaves(len(index))
-        tree = packing.pack(obj, lambda tensor: leaves[index[id(tensor)]])
+        columns = columns_of(found)
+        if columns is None or (forbid_grad and any(tensor.requires_grad for tensor in found)):
+            return None
+        tree = packing.pack_leaves(obj, found, codes.memory_leaves(len(found)))
     except (EncodeError, KeyError, ValueError, OverflowError):
         return None
+    writer = MemoryWriter(threshold)
+    writer.add_columns(found, columns)
     memory = writer.finish()
     layout = memory.layout
-    tables = layout.tables = layout.tables or packing.pack([layout.table, [], [], None, 0])
-    return Packed(b"".join((_HEADER.pack(TABLES, len(tables), 0), tables, tree)), memory)
+    if not layout.tables:
+        tables = packing.pack([layout.table, [], [], None, 0])
+        layout.tables = _HEADER.pack(TABLES, len(tables), 0) + tables
+    return Encoded(layout.tables + tree, memory)
 
 
-def _pack_scanned(obj: Any, level: list[Any], scan: Scan) -> Packed:
+def _pack_scanned(obj: Any, level: list[Any], scan: Scan) -> Encoded:
     try:
         scan.walk(level)
         return _pack_walked(obj, scan)
@@ -92,7 +90,7 @@ def _pack_scanned(obj: Any, level: list[Any], scan: Scan) -> Packed:
         scan.release()
 
 
-def _pack_walked(obj: Any, scan: Scan) -> Packed:
+def _pack_walked(obj: Any, scan: Scan) -> Encoded:
     definitions: list[Part] = []
     stream = opaque.Stream(scan)
     stream.dump()
@@ -115,7 +113,7 @@ def _pack_walked(obj: Any, scan: Scan) -> Packed:
     names = [name for name, _ in scan.composites]
     tables = packing.pack([memory and memory.table, names, scan.classes.entries, entry, len(definitions)], scan.part)
     head = _HEADER.pack(TABLES, len(tables), len(composites))
-    return Packed(b"".join((head, tables, composites, tree)), memory, entry is not None)
+    return Encoded(b"".join((head, tables, composites, tree)), memory, entry is not None)
 
 
 def _pack_tree(obj: Any, scan: Scan, definitions: list[Part]) -> bytes:
@@ -173,6 +171,11 @@ def unpack(
     )
 
 
+def unpack_plain(blob: bytes | memoryview) -> Any:
+    """A tree that has nothing but msgpack's own types."""
+    return unpackb(blob, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_no_leaves)
+
+
 class Stream(NamedTuple):
     """Where in the memory table the pickle stream and its buffers are, and how many leaves it holds."""
 
@@ -186,10 +189,12 @@ class Parsed(NamedTuple):
 
     Attributes:
         plain: there are no tables: the tree is all.
+        short: it is plain, and so short that building it makes no work for the garbage collector.
     """
 
     tree: memoryview
     plain: bool = True
+    short: bool = False
     memory: Any = None
     names: tuple[str, ...] = ()
     classes: tuple[Any, ...] = ()
@@ -209,6 +214,13 @@ class Pieces(NamedTuple):
     tables: bytes
     composites: memoryview
     tree: memoryview
+
+
+def short_plain(skeleton: bytes | memoryview) -> Parsed | None:
+    """A skeleton that is a short tree and nothing else; ``None`` if it is anything else, or malformed."""
+    if 1 < len(skeleton) <= _SHORT_BYTES and skeleton[0] == PLAIN:
+        return Parsed(memoryview(skeleton)[1:], True, True)
+    return None
 
 
 def split(skeleton: bytes | memoryview) -> Pieces:
@@ -261,7 +273,7 @@ def _parse_tables(pieces: Pieces) -> Parsed:
         if not (_is_count(at) and _is_count(leaves) and _are(buffers, int)):
             raise ValueError("a wrong description of the pickle stream")
         stream = Stream(at, leaves, buffers)
-    return Parsed(tree, False, memory, tuple(names), tuple(classes), stream, definitions, composites)
+    return Parsed(tree, False, False, memory, tuple(names), tuple(classes), stream, definitions, composites)
 
 
 def _are(items: Any, kind: type) -> bool:

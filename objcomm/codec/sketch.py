@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,9 @@ class Other:
     parts: list[Any]
 
 
-def sketch(parsed: skeleton.Parsed, entries: list[instances.Resolved], restricted: bool, table: Table | None) -> Any:
+def sketch(
+    parsed: skeleton.Parsed, entries: Sequence[instances.Resolved], restricted: bool, table: Table | None
+) -> Any:
     """The structure of what is described by ``parsed``. No composite is built and nothing is unpickled."""
     if parsed.plain:
         return skeleton.unpack(parsed.tree)
@@ -43,7 +46,7 @@ def sketch(parsed: skeleton.Parsed, entries: list[instances.Resolved], restricte
 
 class _Sketch(Builder):
     def __init__(
-        self, parsed: skeleton.Parsed, entries: list[instances.Resolved], restricted: bool, memory: list[Any]
+        self, parsed: skeleton.Parsed, entries: Sequence[instances.Resolved], restricted: bool, memory: list[Any]
     ) -> None:
         super().__init__(parsed, entries, restricted, memory)
         record = Mark(lambda items: Other("numpy", items[1:]))

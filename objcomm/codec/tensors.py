@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _BACKEND = re.compile(r"CPU|CUDA|XPU|MPS|HPU|MTIA|IPU|PrivateUse1")
 _COMMON = re.compile(r"ADInplaceOrView|Autograd\w+|Autocast\w+")
 _plain_keys: dict[Any, bool] = {}
-_attributes = attrgetter("__dict__")
 _CPU = torch.device("cpu")
 
 
@@ -36,14 +34,6 @@ def is_plain(obj: torch.Tensor) -> bool:
     keys = _dispatch_keys(obj)
     known = _plain_keys.get(_number_of(keys))
     return _look_up(keys) if known is None else known
-
-
-def are_plain(objs: Sequence[torch.Tensor]) -> bool:
-    """Whether all of these, each of one of the plain types, are plain."""
-    if any(map(_attributes, objs)):
-        return False
-    numbers = map(_number_of, map(_dispatch_keys, objs))
-    return all(map(_plain_keys.get, numbers)) or all(map(is_plain, objs))
 
 
 def dispatch_names(obj: torch.Tensor) -> list[str]:
@@ -113,18 +103,7 @@ def form_of(obj: torch.Tensor) -> Form:
         raise EncodeError(f"a tensor cannot be sent: {error}") from None
 
 
-_forms: Kept[Hashable, Form] = Kept(4096)
 _read: Kept[Hashable, Form] = Kept(4096)
-
-
-def form_like(look: tuple[Hashable, ...], obj: torch.Tensor) -> Form:
-    """The form of a plain tensor; ``look`` is all that it depends on, but for its device."""
-    key = (*look, on_accelerator(obj.device))
-    form = _forms.get(key)
-    if form is None:
-        form = form_of(obj)
-        _forms.keep(key, form)
-    return form
 
 
 def read_before(code: int, flags: int, shape: list[int]) -> Form | None:
@@ -152,13 +131,6 @@ def read_form(code: Any, flags: int, shape: Sequence[int], strides: Sequence[int
     if strides is None:
         _read.keep((dtype, flags, *shape), form)
     return form
-
-
-def fresh(form: Form) -> torch.Tensor:
-    """A tensor with memory of its own, on the CPU."""
-    shape = form.shape
-    # torch takes apart a list of extents, or worse a torch.Size, twice as slowly as so many numbers.
-    return torch.empty(*(shape or ((),)), dtype=form.dtype, device=_CPU)
 
 
 def over(form: Form, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:

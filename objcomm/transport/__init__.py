@@ -3,7 +3,18 @@
 from .accelerators import kind_here
 from .base import Link, Pending, message_count
 from .control import init_control
-from .groups import Peer, rank_in, resolve
+from .groups import Peer, rank_in, resolve, standing
 from .routes import link
 
-__all__ = ["Link", "Peer", "Pending", "init_control", "kind_here", "link", "message_count", "rank_in", "resolve"]
+__all__ = [
+    "Link",
+    "Peer",
+    "Pending",
+    "init_control",
+    "kind_here",
+    "link",
+    "message_count",
+    "rank_in",
+    "resolve",
+    "standing",
+]

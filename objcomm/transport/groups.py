@@ -5,7 +5,6 @@ The one place that looks into torch.distributed's own tables.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +28,6 @@ class Peer(NamedTuple):
     group_rank: int
 
 
-# By group: (rank, group_rank) as given -> both ranks of the peer. Values must not refer to the group.
-_known: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int | None, int | None], tuple[int, int]]]
-_known = weakref.WeakKeyDictionary()
-
-
 def resolve(group: dist.ProcessGroup | None, rank: int | None, group_rank: int | None, name: str = "peer") -> Peer:
     """The peer that a call means. ``name`` is that of the call's argument: ``"src"``, ``"dst"``, ``"peer"``.
 
@@ -41,17 +35,18 @@ def resolve(group: dist.ProcessGroup | None, rank: int | None, group_rank: int |
         UsageError: there is no process group, this rank is not in it, the peer is not in it or is this rank
             itself, or not exactly one of ``rank`` and ``group_rank`` is given.
     """
-    pg = c10d.GroupMember.WORLD if group is None else group
-    known = _known.get(pg) if isinstance(pg, dist.ProcessGroup) else None
-    if known is None or pg not in c10d._world.pg_map:
-        pg = existing(group)
-        known = _known.setdefault(pg, {})
-    # What is known was given as plain ints; True and 1.0 are equal to one, and a list cannot be looked up.
-    ranks = known.get((rank, group_rank)) if type(rank) is int or type(group_rank) is int else None
-    if ranks is None:
-        ranks = _find(pg, rank, group_rank, name)
-        known[ranks[0], None] = known[None, ranks[1]] = ranks
-    return Peer(pg, *ranks)
+    pg = existing(group)
+    return Peer(pg, *_find(pg, rank, group_rank, name))
+
+
+def standing(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """``group``, or the default group, if there is such a group and it has not been destroyed; else ``None``."""
+    world = c10d._world
+    pg = world.default_pg if group is None else group
+    try:
+        return pg if pg in world.pg_map else None
+    except TypeError:  # not hashable, so no group
+        return None
 
 
 def existing(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

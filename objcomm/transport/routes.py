@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import UsageError
-from . import accelerators, communicators, groups, hugepages, staging
+from . import accelerators, communicators, groups, pool, staging
 from .base import Both, Pending
 from .c10d import ElasticLane
 from .control import control_of
@@ -98,7 +98,7 @@ class GroupLink:
         if device is None and accelerator and self._kind is not None:
             device = accelerators.receiving(self._kind, self._bound)
         if device is None or device.type == "cpu":
-            return hugepages.empty(nbytes)
+            return pool.take(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def close(self) -> None:

@@ -7,11 +7,11 @@ validates the header before it allocates anything, and only then knows how many 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
+from zlib import crc32
 
 from ..errors import LimitError, ProtocolError, UsageError
 
@@ -30,6 +30,7 @@ _SEQUENCE_AT = 8
 _HEADER = struct.Struct(_FIXED.format + "II")
 HEADER_BYTES = _HEADER.size
 _ACCELERATOR = 1 << 63
+_NO_SEGMENTS: tuple[tuple[int, bool], ...] = ()
 
 
 class Kind(IntEnum):
@@ -102,9 +103,9 @@ class Body(NamedTuple):
     skeleton: memoryview
 
 
-def frame_layout(skeleton_bytes: int, inline_bytes: int, segment_count: int, channel_bytes: int) -> tuple[int, int]:
+def frame_layout(body_bytes: int, inline_bytes: int) -> tuple[int, int]:
     """Where the inline area starts and how long the frame is, both in bytes."""
-    body_end = HEADER_BYTES + 8 * segment_count + channel_bytes + skeleton_bytes
+    body_end = HEADER_BYTES + body_bytes
     if not inline_bytes:
         return body_end, body_end
     inline_at = (body_end + ALIGNMENT - 1) & -ALIGNMENT
@@ -127,46 +128,67 @@ def channel_name(channel: str) -> bytes:
     return name
 
 
-def head_bytes(
-    *,
-    kind: Kind,
-    flags: int,
-    sequence: int,
-    channel: bytes,
-    skeleton: bytes,
-    inline_bytes: int,
-    segments: Sequence[tuple[int, bool]],
-    terms: Terms,
-) -> bytes:
-    """All of the frame that stands in front of the inline area's padding."""
-    if segments:
-        table = struct.pack(f"<{len(segments)}Q", *[size | _ACCELERATOR if acc else size for size, acc in segments])
-        body = b"".join((table, channel, skeleton))
-    else:
-        body = channel + skeleton if channel else skeleton
-    fixed = _FIXED.pack(
-        MAGIC,
-        terms.version,
-        kind,
-        flags,
-        sequence,
-        len(skeleton),
-        inline_bytes,
-        sum([size for size, _ in segments]),
-        len(segments),
-        len(channel),
-        0,
-        terms.window,
-        zlib.crc32(body),
-        terms.max_bytes,
-    )
-    return b"".join((fixed, _CHECKSUM.pack(zlib.crc32(fixed), 0), body))
+class Content:
+    """What one message holds, the same for every receiver.
+
+    Attributes:
+        segments: of each its bytes and whether it is in accelerator memory.
+        inline_at: where the inline area starts in the frame.
+        frame_bytes: the whole frame.
+        nbytes: frame and segments together.
+    """
+
+    __slots__ = ("_body", "_kind", "_sizes", "frame_bytes", "inline_at", "nbytes", "segments")
+
+    def __init__(
+        self,
+        kind: Kind,
+        flags: int,
+        channel: bytes,
+        skeleton: bytes,
+        inline_bytes: int = 0,
+        segments: Sequence[tuple[int, bool]] = (),
+    ) -> None:
+        segment_bytes = 0
+        if segments:
+            segment_bytes = sum([size for size, _ in segments])
+            table = struct.pack(f"<{len(segments)}Q", *[size | _ACCELERATOR if acc else size for size, acc in segments])
+            self._body = b"".join((table, channel, skeleton))
+        else:
+            self._body = channel + skeleton if channel else skeleton
+        self.segments = segments
+        self._kind = (int(kind), flags)
+        self._sizes = (
+            len(skeleton),
+            inline_bytes,
+            segment_bytes,
+            len(segments),
+            len(channel),
+            0,
+        )
+        self.inline_at, self.frame_bytes = frame_layout(len(self._body), inline_bytes)
+        self.nbytes = self.frame_bytes + segment_bytes
+
+    def head(self, sequence: int, terms: Terms) -> bytes:
+        """All of the frame that stands in front of the inline area's padding."""
+        body = self._body
+        fixed = _FIXED.pack(
+            MAGIC,
+            terms.version,
+            *self._kind,
+            sequence,
+            *self._sizes,
+            terms.window,
+            crc32(body),
+            terms.max_bytes,
+        )
+        return b"".join((fixed, _CHECKSUM.pack(crc32(fixed), 0), body))
 
 
 def renumber(frame: memoryview, sequence: int) -> None:
     """Give a frame another sequence number, and the header the checksum that belongs to it."""
     _SEQUENCE.pack_into(frame, _SEQUENCE_AT, sequence)
-    _CHECKSUM.pack_into(frame, _FIXED.size, zlib.crc32(frame[: _FIXED.size]), 0)
+    _CHECKSUM.pack_into(frame, _FIXED.size, crc32(frame[: _FIXED.size]), 0)
 
 
 def read_header(window: memoryview, terms: Terms) -> Header:
@@ -202,7 +224,7 @@ def read_header(window: memoryview, terms: Terms) -> Header:
     # The magic and the version keep their place in every version; all after them may be laid out in another way.
     if version != terms.version:
         raise ProtocolError(f"the peer speaks version {version} of the protocol, this rank version {terms.version}")
-    if zlib.crc32(window[: _FIXED.size]) != header_checksum:
+    if crc32(window[: _FIXED.size]) != header_checksum:
         raise ProtocolError("the head is damaged: the header does not match its checksum")
     if kind not in _KINDS:
         raise ProtocolError(f"a head of unknown kind {kind}")
@@ -210,7 +232,7 @@ def read_header(window: memoryview, terms: Terms) -> Header:
     if kind == _DATA and (window_bytes != terms.window or max_bytes != terms.max_bytes):
         agree(terms, Terms(window_bytes, max_bytes, version))
     body_bytes = 8 * segment_count + channel_bytes + skeleton_bytes
-    inline_at, frame_bytes = frame_layout(skeleton_bytes, inline_bytes, segment_count, channel_bytes)
+    inline_at, frame_bytes = frame_layout(body_bytes, inline_bytes)
     if channel_bytes > MAX_CHANNEL_BYTES or (kind != _DATA and (frame_bytes > terms.window or segment_bytes)):
         raise ProtocolError("the head's sizes contradict each other: a channel or a notice longer than allowed")
     if frame_bytes + segment_bytes > terms.max_bytes and kind == _DATA:
@@ -240,18 +262,19 @@ def read_body(frame: memoryview, header: Header) -> Body:
         ProtocolError: damaged, or the segment table contradicts the header.
     """
     body = frame[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
-    if len(body) != header.body_bytes or zlib.crc32(body) != header.body_checksum:
+    if len(body) != header.body_bytes or crc32(body) != header.body_checksum:
         raise ProtocolError("the head is damaged: what follows the header does not match its checksum")
-    segments: tuple[tuple[int, bool], ...] = ()
+    at, segments = 0, _NO_SEGMENTS
     if header.segment_count:
+        at = 8 * header.segment_count
         table = struct.unpack_from(f"<{header.segment_count}Q", body)
         segments = tuple((size & (_ACCELERATOR - 1), size >= _ACCELERATOR) for size in table)
-    if sum([size for size, _ in segments]) != header.segment_bytes or (segments and min(segments)[0] == 0):
+    total = sum([size for size, _ in segments]) if segments else 0
+    if header.segment_bytes != total or (segments and not min(segments)[0]):
         raise ProtocolError("the head's sizes contradict each other: the segment table and the header")
-    at = 8 * header.segment_count
     end = at + header.channel_bytes
     channel = ""
-    if header.channel_bytes:
+    if end > at:
         try:
             channel = str(body[at:end], "utf-8", "surrogatepass")
         except UnicodeDecodeError as error:

@@ -1,0 +1,77 @@
+"""What went wrong in a call among several ranks: what to raise here, and what to tell the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .deadline import Deadline
+from .errors import ObjcommError
+from .outgoing import Outgoing
+from .pair import Pair
+from .relay import Piece
+from .wire.bundle import Parcel
+from .wire.notice import Notice, error_of, notice_of
+
+# One reason is enough; a few more may help whoever debugs.
+_MOST_TOLD = 4
+
+
+class Failures:
+    """In the order in which they became known, this rank's own first."""
+
+    __slots__ = ("_channel", "_found", "_kept", "_rank")
+
+    def __init__(self, rank: int, channel: str) -> None:
+        self._rank = rank
+        self._channel = channel
+        self._found: list[tuple[Notice, BaseException]] = []
+        self._kept: ObjcommError | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    @property
+    def first(self) -> tuple[BaseException, int]:
+        """What failed first, and on which rank."""
+        notice, error = self._found[0]
+        return error, self._rank if notice.rank is None else notice.rank
+
+    def own(self, error: BaseException) -> None:
+        """Something failed on this rank before anything left it."""
+        if isinstance(error, ObjcommError):
+            error.locate(rank=self._rank, channel=self._channel, phase="encode")
+        self._found.insert(0, (notice_of(error, self._rank), error))
+
+    def note(self, error: ObjcommError, pair: Pair) -> None:
+        """Something failed between this rank and another, or the other told so."""
+        error.locate(rank=self._rank, peer=pair.peer, channel=self._channel)
+        self._found.append((notice_of(error, error.peer), error))
+
+    def hear(self, notice: Notice | None) -> None:
+        """What a rank told of itself or of another; of this rank, this rank knows more."""
+        if notice is not None and notice.rank != self._rank:
+            heard = error_of(notice, self._rank).locate(rank=self._rank, channel=self._channel)
+            self._found.append((notice, heard))
+
+    def keep(self, error: ObjcommError) -> None:
+        """Something that concerns this rank alone, such as an object that cannot be built here."""
+        self._kept = self._kept or error
+
+    def told(self) -> list[Piece]:
+        """What to tell the others."""
+        return [Piece(Parcel(notice.rank or 0, notice), None) for notice, _ in self._found[:_MOST_TOLD]]
+
+    def wait_for(self, outgoings: Sequence[Outgoing], deadline: Deadline) -> None:
+        """Wait until sends are over."""
+        for outgoing in outgoings:
+            try:
+                outgoing.wait(deadline)
+            except ObjcommError as error:
+                self.note(error, outgoing.pair)
+
+    def check(self) -> None:
+        """Raise what failed, if anything did."""
+        if self._found:
+            raise self._found[0][1]
+        if self._kept is not None:
+            raise self._kept
