@@ -69,7 +69,7 @@ def main() -> None:
         return gather_object(mine)
 
     def broadcast() -> Any:
-        objects = [model.state_dict(), {"epoch": 3}] if accelerator.is_main_process else [None, None]
+        objects: list[Any] = [model.state_dict(), {"epoch": 3}] if accelerator.is_main_process else [None, None]
         broadcast_object_list(objects, from_process=0)
         return [dict(objects[0]), objects[1]]
 
