@@ -1,4 +1,4 @@
-"""A training with Lightning, whose strategies broadcast objects by torch's calls, with and without objcomm in place of these.
+"""A training with Lightning, whose strategies broadcast objects by torch's calls, with and without objcomm under them.
 
     pip install lightning
     torchrun --nproc-per-node 2 examples/drop_in/with_lightning.py
