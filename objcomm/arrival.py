@@ -13,11 +13,11 @@ from .hostmemory import view_of
 from .incoming import Incoming, Refused, chunks
 from .outgoing import Outgoing
 from .pair import Frame, Pair
-from .relay import Piece, Relay
+from .relay import NOTHING, Piece, Relay
 from .trace import counters
 from .transport import kind_here, message_count
 from .wire.bundle import read_bundle
-from .wire.frame import Body, Header
+from .wire.frame import HEADER_BYTES, Body, Header
 
 
 class Arrival(Incoming):
@@ -28,12 +28,18 @@ class Arrival(Incoming):
         failed: children that could not be reached.
     """
 
-    __slots__ = ("_built_from", "_children", "failed", "passed")
+    __slots__ = ("_built_from", "_children", "_nothing", "failed", "passed")
 
     def __init__(
-        self, pair: Pair, channel: str, device: torch.device | None = None, children: Sequence[Pair] = ()
+        self,
+        pair: Pair,
+        channel: str,
+        name: bytes,
+        device: torch.device | None = None,
+        children: Sequence[Pair] = (),
     ) -> None:
         super().__init__(pair, channel, device, None, has_handle=True)
+        self._nothing = name + NOTHING.skeleton
         self._children = children
         self._built_from: tuple[Plan, list[torch.Tensor]] | Refused | None = None
         self.passed: list[Outgoing] = []
@@ -61,7 +67,19 @@ class Arrival(Incoming):
         except ObjcommError as error:
             raise error.locate(rank=self.pair.rank, peer=origin, channel=self.channel) from error.__cause__
 
+    def _take(self, deadline: Deadline) -> object:
+        header = self._take_header(deadline)
+        end, nothing, pair = header.frame_bytes, self._nothing, self.pair
+        # Most bundles on the way up are empty.
+        if end == HEADER_BYTES + len(nothing) and pair.window_view[HEADER_BYTES:end] == nothing:
+            counters.bytes_received += pair.link.window if pair.link.exact else end
+            pair.post_ahead()
+            return ()
+        return self._take_message(header, deadline)
+
     def _take_frame(self, header: Header, deadline: Deadline) -> tuple[memoryview, torch.Tensor]:
+        if not self._children:
+            return super()._take_frame(header, deadline)
         pair, nbytes, window = self.pair, header.frame_bytes, self.pair.link.window
         counters.bytes_received += max(nbytes, window) if pair.link.exact else nbytes
         if nbytes <= window:
@@ -77,15 +95,20 @@ class Arrival(Incoming):
 
     def _take_object(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> object:
         self._check_channel(body)
-        frame, self._inline = self._inline, None
-        assert frame is not None
         try:
-            pieces = [
-                Piece(parcel, inline[parcel.inline_at : parcel.inline_at + parcel.inline_bytes])
-                for parcel in read_bundle(body.skeleton, header.inline_bytes)
-            ]
+            parcels = read_bundle(body.skeleton, header.inline_bytes)
         except ProtocolError as error:
             raise Refused(error) from error
+        frame = self._inline
+        if len(parcels) == 1:
+            pieces = [Piece(parcels[0], inline)]
+        else:
+            pieces = [
+                Piece(parcel, inline[parcel.inline_at : parcel.inline_at + parcel.inline_bytes]) for parcel in parcels
+            ]
+        if self._children or len(parcels) != 1:
+            # It is read by others too, so it does not go back to the pair when the first object has been built.
+            self._inline = None
         if self._children and kind_here() is None and any(accelerator for _, accelerator in body.segments):
             raise Refused(
                 UsageError(
@@ -93,7 +116,7 @@ class Arrival(Incoming):
                     hint="send with device='cpu', or leave that rank out",
                 )
             )
-        relays = self._pass_on(frame.memory, deadline)
+        relays = [] if not self._children or frame is None else self._pass_on(frame.memory, deadline)
         if body.segments:
             parcel = pieces[0].parcel
             try:

@@ -8,9 +8,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.distributed import ProcessGroup
 
-from .direct import start
+from .direct import in_background, start, together
 from .errors import UsageError
 from .p2p import Device, target_device
+from .rollcall import Call
 from .star import Star, gather, give, scatter, scattered
 from .sweep import Sweep, all_gather, broadcast
 from .team import Team
@@ -64,19 +65,21 @@ def broadcast_object(
     if not team.pairs:
         return ObjectWork.over(obj) if async_op else obj
     if not async_op:
-        sweep = Sweep(team, source, f"<broadcast from {source}> {channel}", team.deadline(timeout), target)
-        return cast(T, broadcast(sweep, obj, forbid_grad))
+        with Call(team) as call:
+            sweep = Sweep(call, source, f"<broadcast from {source}> {channel}", team.deadline(timeout), target)
+            return cast(T, broadcast(sweep, obj, forbid_grad))
     is_source = team.rank == source
-    return start(
-        team,
-        dict.fromkeys(team.pairs, obj) if is_source else {},
-        [] if is_source else [source],
-        lambda objects: obj if is_source else cast(T, objects[source]),
-        channel=f"<broadcast from {source}, async> {channel}",
-        device=target,
-        timeout=timeout,
-        async_op=async_op,
-        forbid_grad=forbid_grad,
+    return in_background(
+        start(
+            team,
+            dict.fromkeys(team.pairs, obj) if is_source else {},
+            [] if is_source else [source],
+            lambda objects: obj if is_source else cast(T, objects[source]),
+            channel=f"<broadcast from {source}, async> {channel}",
+            device=target,
+            timeout=timeout,
+            forbid_grad=forbid_grad,
+        )
     )
 
 
@@ -119,20 +122,24 @@ def scatter_objects(
     if not team.pairs:
         return _over(mine, team, async_op)
     if async_op:
-        return start(
-            team,
-            mine if isinstance(mine, BaseException) else {peer: mine[peer] for peer in team.pairs if is_source},
-            [] if is_source else [source],
-            lambda objects: cast(dict[int, Any], mine if is_source else objects)[team.rank if is_source else source],
-            channel=f"<scatter from {source}, async> {channel}",
-            device=target,
-            timeout=timeout,
-            async_op=True,
+        return in_background(
+            start(
+                team,
+                mine if isinstance(mine, BaseException) else {peer: mine[peer] for peer in team.pairs if is_source},
+                [] if is_source else [source],
+                lambda objects: cast(dict[int, Any], mine if is_source else objects)[
+                    team.rank if is_source else source
+                ],
+                channel=f"<scatter from {source}, async> {channel}",
+                device=target,
+                timeout=timeout,
+            )
         )
-    star = Star(team, source, f"<scatter from {source}> {channel}", team.deadline(timeout), target)
-    if not is_source:
-        return scattered(star)
-    scatter(star, mine)
+    with Call(team) as call:
+        star = Star(call, source, f"<scatter from {source}> {channel}", team.deadline(timeout), target)
+        if not is_source:
+            return scattered(star)
+        scatter(star, mine)
     return cast(dict[int, Any], mine)[source]
 
 
@@ -173,11 +180,12 @@ def gather_objects(
     placed = target_device(device)
     if not team.pairs:
         return [obj]
-    star = Star(team, target, f"<gather to {target}> {channel}", team.deadline(timeout), placed)
-    if team.rank != target:
-        give(star, obj)
-        return None
-    objects = {**gather(star), target: obj}
+    with Call(team) as call:
+        star = Star(call, target, f"<gather to {target}> {channel}", team.deadline(timeout), placed)
+        if team.rank != target:
+            give(star, obj)
+            return None
+        objects = {**gather(star), target: obj}
     return [objects[rank] for rank in team.ranks]
 
 
@@ -218,17 +226,19 @@ def all_gather_objects(
     if not team.pairs:
         return ObjectWork.over([obj]) if async_op else [obj]
     if not async_op:
-        sweep = Sweep(team, min(team.ranks), f"<all_gather> {channel}", team.deadline(timeout), target)
-        return in_order(all_gather(sweep, obj, target))
-    return start(
-        team,
-        {peer: obj for peer, _ in team.from_here()},
-        list(team.pairs),
-        in_order,
-        channel=f"<all_gather, async> {channel}",
-        device=target,
-        timeout=timeout,
-        async_op=True,
+        with Call(team) as call:
+            sweep = Sweep(call, min(team.ranks), f"<all_gather> {channel}", team.deadline(timeout), target)
+            return in_order(all_gather(sweep, obj, target))
+    return in_background(
+        start(
+            team,
+            {peer: obj for peer, _ in team.from_here()},
+            list(team.pairs),
+            in_order,
+            channel=f"<all_gather, async> {channel}",
+            device=target,
+            timeout=timeout,
+        )
     )
 
 
@@ -263,17 +273,17 @@ def all_to_all_objects(
     mine = _one_for_each(objs, team)
     if not team.pairs:
         return _over({team.rank: mine if isinstance(mine, BaseException) else [mine[team.rank]]}, team, async_op)
-    work: ObjectWork[list[Any]] = start(
-        team,
-        mine if isinstance(mine, BaseException) else {peer: mine[peer] for peer, _ in team.from_here()},
-        list(team.pairs),
-        lambda objects: [{**objects, team.rank: cast(dict[int, Any], mine)[team.rank]}[rank] for rank in team.ranks],
-        channel=f"<all_to_all> {channel}",
-        device=target,
-        timeout=timeout,
-        async_op=async_op,
-    )
-    return work if async_op else work.wait()
+    sends = mine if isinstance(mine, BaseException) else {peer: mine[peer] for peer, _ in team.from_here()}
+    channel = f"<all_to_all> {channel}"
+
+    def in_order(objects: dict[int, Any]) -> list[Any]:
+        return [{**cast(dict[int, Any], mine), **objects}[rank] for rank in team.ranks]
+
+    if async_op:
+        sources = list(team.pairs)
+        return in_background(start(team, sends, sources, in_order, channel=channel, device=target, timeout=timeout))
+    with Call(team) as call:
+        return together(call, sends, in_order, channel=channel, device=target, timeout=timeout)
 
 
 def _over(mine: dict[int, Any] | BaseException, team: Team, async_op: bool) -> Any:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from .codec import Encoded
+from .deadline import Deadline
 from .errors import ObjcommError
+from .failures import Failures
 from .incoming import Incoming
 from .outgoing import Outgoing, notify, post, prepare
+from .rollcall import Call
+from .star import Taken
 from .team import Team
 from .trace import counters
 from .wire.frame import Content, Kind, channel_name
 from .wire.notice import notice_of
-from .work import ObjectWork, deadline_for, watch
+from .work import ObjectWork, advance, deadline_for, watch
 
 T = TypeVar("T")
 
@@ -23,46 +27,74 @@ T = TypeVar("T")
 class TeamWork(ObjectWork[T]):
     """Several messages in flight, whose objects become one result."""
 
-    __slots__ = ("_error", "_incomings", "_result")
+    __slots__ = ("_channel", "_result", "error", "expected")
 
     def __init__(
         self,
-        incomings: Mapping[int, Incoming],
+        expected: Sequence[Taken],
         outgoings: Sequence[Outgoing],
         result: Callable[[dict[int, Any]], T],
+        channel: str,
         error: BaseException | None,
         timeout: float | None,
     ) -> None:
         super().__init__(outgoings, None, timeout)
-        self._incomings = dict(incomings)
+        self.expected = expected
         self._result: Callable[[dict[int, Any]], T] | None = result
-        self._error = error
+        self._channel = channel
+        self.error = error
 
     def wait(self, timeout: float | None = None) -> T:
         if self._result is not None:
-            timeout = self._default_timeout if timeout is None else timeout
-            self._take(timeout, self._result)
-            self._result = None
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
+            pair = self._everything[0].pair
+            failures = Failures(pair.rank, self._channel)
+            if self.error is not None:
+                failures.own(self.error)
+            self.settle(failures, deadline_for(pair, self._default_timeout if timeout is None else timeout))
+        if self.error is not None:
+            raise self.error
+        return cast(T, self._value)
 
-    def _take(self, timeout: float | None, result: Callable[[dict[int, Any]], T]) -> None:
+    @property
+    def outgoings(self) -> Sequence[Outgoing]:
+        assert not isinstance(self._moving, Incoming)
+        return self._moving
+
+    @property
+    def _everything(self) -> list[Taken | Outgoing]:
+        return [*self.expected, *self.outgoings]
+
+    def settle(self, failures: Failures, deadline: Deadline) -> None:
+        """Take all that comes, even if some of it fails: the messages of every pair stay in step."""
+        result, self._result = self._result, None
+        assert result is not None
         # What arrives comes first: a peer may take what is sent to it only after its own has been taken.
-        objects: dict[int, Any] = {}
-        outgoings = self._moving
-        assert not isinstance(outgoings, Incoming)
-        everything: list[Incoming | Outgoing] = [*self._incomings.values(), *outgoings]
-        for moving in everything:
+        for taken in self.expected:
             try:
-                got = moving.wait(deadline_for(moving.pair, timeout))
-                if isinstance(moving, Incoming):
-                    objects[moving.pair.peer] = got
+                taken.wait(deadline)
+                failures.present(taken.pair)
             except ObjcommError as error:
-                self._error = self._error or error
+                failures.note(error, taken.pair)
+        objects: dict[int, Any] = {}
+        if not failures:
+            for taken in self.expected:
+                try:
+                    objects[taken.pair.peer] = taken.open()
+                except ObjcommError as error:
+                    failures.keep(error)
+        failures.wait_for(self.outgoings, deadline)
         self._moving = ()
-        if self._error is None:
+        try:
+            failures.check()
             self._value = result(objects)
+        except BaseException as error:
+            self.error = error
+
+    def __repr__(self) -> str:
+        if self._result is None:
+            return "<ObjectWork: over>"
+        peers = ", ".join(str(moving.pair.peer) for moving in self._everything)
+        return f"<ObjectWork: among several ranks, with rank {peers}, channel {self._channel!r}>"
 
 
 def start(
@@ -74,47 +106,77 @@ def start(
     channel: str,
     device: torch.device | None,
     timeout: float | None,
-    async_op: bool,
     forbid_grad: bool = False,
-) -> ObjectWork[T]:
+) -> TeamWork[T]:
     """Post the receives from ``sources`` and the sends, by rank; ``result`` makes the outcome of what arrived, by rank.
 
     Everything is encoded before anything leaves. What cannot be encoded is announced to all that were to receive
     something, and what the others send is still taken. Instead of the sends there may be the reason why there are none:
     all the others are told.
     """
+    deadline = team.deadline(timeout)
     for pair in team.pairs.values():
-        deadline_for(pair, timeout)
         pair.check_open()
     name = channel_name(channel)
-    incomings = {}
-    for rank in sources:
-        incomings[rank] = Incoming(team.pairs[rank], channel, device, None, has_handle=True)
-        team.pairs[rank].expect(incomings[rank])
+    expected = [Taken(team.pairs[rank], channel, device) for rank in sources]
+    for taken in expected:
+        taken.pair.expect(taken)
     outgoings: list[Outgoing] = []
     failure: BaseException | None = None
-    messages: dict[int, tuple[Content, Encoded]] = {}
     try:
         if isinstance(sends, BaseException):
             raise sends
-        of_object: dict[int, tuple[Content, Encoded]] = {}
-        for rank, obj in sends.items():
-            if id(obj) not in of_object:
-                of_object[id(obj)] = prepare(obj, name, forbid_grad=forbid_grad)
-            messages[rank] = of_object[id(obj)]
+        messages = _encoded(sends, name, forbid_grad)
     except BaseException as error:
         failure = error
         for rank in team.pairs if isinstance(sends, BaseException) else sends:
-            pair = team.pairs[rank]
-            notify(pair, Kind.ERROR, notice_of(error), channel, deadline_for(pair, timeout))
-        if not isinstance(error, ObjcommError):
+            notify(team.pairs[rank], Kind.ERROR, notice_of(error), channel, deadline)
+        if isinstance(error, ObjcommError):
+            error.locate(rank=team.rank, channel=channel, phase="encode")
+        if not expected:
             raise
-        error.locate(rank=team.rank, channel=channel, phase="encode")
     else:
         for rank, message in messages.items():
-            pair = team.pairs[rank]
-            if async_op:
-                watch(pair)
-            outgoings.append(post(pair, *message, channel, deadline_for(pair, timeout)))
+            outgoings.append(post(team.pairs[rank], *message, channel, deadline))
         counters.objects_sent += len(outgoings)
-    return TeamWork(incomings, outgoings, result, failure, timeout)
+    return TeamWork(expected, outgoings, result, channel, failure, timeout)
+
+
+def in_background(work: TeamWork[T]) -> TeamWork[T]:
+    """Let what is in flight move on while nobody waits for it."""
+    for outgoing in work.outgoings:
+        watch(outgoing.pair)
+    for taken in work.expected:
+        advance(taken)
+    return work
+
+
+def together(
+    call: Call,
+    sends: Mapping[int, object] | BaseException,
+    result: Callable[[dict[int, Any]], T],
+    *,
+    channel: str,
+    device: torch.device | None,
+    timeout: float | None,
+) -> T:
+    """Exchange objects between all ranks of a call, and return when all of it is over."""
+    deadline = call.team.deadline(timeout)
+    sources = list(call.team.pairs)
+    work = start(call.team, sends, sources, result, channel=channel, device=device, timeout=timeout)
+    failures = Failures(call.team.rank, channel, call, deadline)
+    if work.error is not None:
+        failures.own(work.error)
+    work.settle(failures, deadline)
+    return work.wait()
+
+
+def _encoded(sends: Mapping[int, object], name: bytes, forbid_grad: bool) -> dict[int, tuple[Content, Encoded]]:
+    """The messages by rank; an object that goes to several is encoded once."""
+    of_object: dict[int, tuple[Content, Encoded]] = {}
+    messages = {}
+    for rank, obj in sends.items():
+        if id(obj) not in of_object:
+            of_object[id(obj)] = prepare(obj, name, forbid_grad=forbid_grad)
+        messages[rank] = of_object[id(obj)]
+    return messages

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .deadline import Deadline
-from .errors import ObjcommError
+from .errors import ObjcommError, PeerError, TransferTimeout
 from .outgoing import Outgoing
 from .pair import Pair
 from .relay import Piece
+from .rollcall import Call
 from .wire.bundle import Parcel
 from .wire.notice import Notice, error_of, notice_of
 
@@ -19,11 +20,17 @@ _MOST_TOLD = 4
 class Failures:
     """In the order in which they became known, this rank's own first."""
 
-    __slots__ = ("_channel", "_found", "_kept", "_rank")
+    __slots__ = ("_call", "_channel", "_found", "_heard", "_kept", "_lost", "_rank", "_seconds")
 
-    def __init__(self, rank: int, channel: str) -> None:
+    def __init__(self, rank: int, channel: str, call: Call | None = None, deadline: Deadline | None = None) -> None:
+        """``call`` and its ``deadline``, if all ranks wait for all: then who is missing can be named."""
+        self._call = call
         self._rank = rank
         self._channel = channel
+        self._seconds = 0.0 if deadline is None else deadline.seconds
+        # Who sent something in this call, and whose connection is gone.
+        self._heard: set[int] = set()
+        self._lost: set[int] = set()
         self._found: list[tuple[Notice, BaseException]] = []
         self._kept: ObjcommError | None = None
 
@@ -46,6 +53,12 @@ class Failures:
         """Something failed between this rank and another, or the other told so."""
         error.locate(rank=self._rank, peer=pair.peer, channel=self._channel)
         self._found.append((notice_of(error, error.peer), error))
+        if pair.closed is not None:
+            self._lost.add(pair.peer)
+
+    def present(self, pair: Pair) -> None:
+        """A message of this call came from a rank."""
+        self._heard.add(pair.peer)
 
     def hear(self, notice: Notice | None) -> None:
         """What a rank told of itself or of another; of this rank, this rank knows more."""
@@ -72,6 +85,34 @@ class Failures:
     def check(self) -> None:
         """Raise what failed, if anything did."""
         if self._found:
-            raise self._found[0][1]
+            raise self._named()
         if self._kept is not None:
             raise self._kept
+
+    def _named(self) -> BaseException:
+        """What failed first, or, where that follows from a rank that is not there, that."""
+        first = self._found[0][1]
+        if self._call is None:
+            return first
+        if not self._lost and not any(isinstance(error, TransferTimeout) for _, error in self._found):
+            return first
+        if self._found[0][0].rank == self._rank:
+            self._call.note()
+            return first
+        missing = self._call.missing(self._heard)
+        # Who is gone and has left no note did not wait for anybody: the connection itself is the reason.
+        if not missing or (isinstance(first, PeerError) and self._lost & set(missing)):
+            return first
+        if isinstance(first, TransferTimeout) and first.peer in missing and len(missing) == 1 and not self._lost:
+            return first
+        who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
+        named = TransferTimeout(
+            f"{who} not made this call within {self._seconds:g} s",
+            rank=self._rank,
+            peer=missing[0],
+            channel=self._channel,
+            phase="head",
+            hint="every rank of the call must make it",
+        )
+        named.__cause__ = first
+        return named

@@ -95,8 +95,10 @@ class Incoming:
             self._into = None
 
     def _take(self, deadline: Deadline) -> object:
+        return self._take_message(self._take_header(deadline), deadline)
+
+    def _take_message(self, header: Header, deadline: Deadline) -> object:
         pair = self.pair
-        header = self._take_header(deadline)
         frame, inline = self._take_frame(header, deadline)
         try:
             body = read_body(frame, header)

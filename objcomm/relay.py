@@ -7,6 +7,8 @@ still arrives.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from .codec import Encoded
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError
 from .hostmemory import view_of
-from .outgoing import Outgoing
+from .outgoing import Outgoing, post
 from .pair import Pair
 from .trace import counters
 from .transport import message_count
@@ -31,20 +33,53 @@ class Piece(NamedTuple):
     inline: Encoded | torch.Tensor | None
 
 
-def bundle(pieces: Sequence[Piece], name: bytes, terms: Terms, segments: Sequence[tuple[int, bool]]) -> torch.Tensor:
-    """The whole frame of a bundle, number 0."""
-    skeleton, places, inline_bytes = pack_bundle([piece.parcel for piece in pieces])
-    content = Content(Kind.DATA, Flag.CHUNKED if segments else 0, name, skeleton, inline_bytes, segments)
-    frame = torch.empty(content.frame_bytes, dtype=torch.uint8, device="cpu")
-    head = content.head(0, terms)
-    view_of(frame)[: len(head)] = head
-    for piece, place in zip(pieces, places, strict=True):
-        at, size = content.inline_at + place, piece.parcel.inline_bytes
-        if isinstance(piece.inline, Encoded):
-            piece.inline.write_inline_at(frame.data_ptr() + at)
-        elif piece.inline is not None and size:
-            frame[at : at + size] = piece.inline
-    return frame
+class Joined(Encoded):
+    """Several parcels as what one message carries."""
+
+    __slots__ = ("_pieces", "_places")
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        skeleton, self._places, inline_bytes = pack_bundle([piece.parcel for piece in pieces])
+        super().__init__(skeleton)
+        self.inline_bytes = inline_bytes
+        self._pieces = pieces
+
+    def write_inline_at(self, address: int) -> None:
+        for piece, place in zip(self._pieces, self._places, strict=True):
+            if isinstance(piece.inline, Encoded):
+                piece.inline.write_inline_at(address + place)
+            elif piece.inline is not None:
+                ctypes.memmove(address + place, piece.inline.data_ptr(), piece.parcel.inline_bytes)
+
+    def content(self, name: bytes, segments: Sequence[tuple[int, bool]] = ()) -> Content:
+        """The bundle as a message; ``segments`` of its one object follow it in chunks."""
+        flags = Flag.CHUNKED if segments else 0
+        return Content(Kind.DATA, flags, name, self.skeleton, self.inline_bytes, segments)
+
+    def frame(self, content: Content, terms: Terms) -> torch.Tensor:
+        """The whole frame, number 0."""
+        frame = torch.empty(content.frame_bytes, dtype=torch.uint8, device="cpu")
+        head = content.head(0, terms)
+        view_of(frame)[: len(head)] = head
+        if self.inline_bytes:
+            self.write_inline_at(frame.data_ptr() + content.inline_at)
+        return frame
+
+
+NOTHING = Joined(())
+
+
+@functools.lru_cache(maxsize=128)
+def content_of_nothing(name: bytes) -> Content:
+    return NOTHING.content(name)
+
+
+def send_bundle(pair: Pair, pieces: Sequence[Piece], name: bytes, channel: str, deadline: Deadline) -> Outgoing:
+    """Post a bundle to one peer."""
+    if not pieces:
+        return post(pair, content_of_nothing(name), NOTHING, channel, deadline)
+    joined = Joined(pieces)
+    return post(pair, joined.content(name), joined, channel, deadline)
 
 
 class Relay:
@@ -124,8 +159,3 @@ class Relay:
         except BaseException:
             self.abandon(PeerError("interrupted while a message was being posted", channel=channel, phase=phase))
             raise
-
-
-def relay(pair: Pair, frame: torch.Tensor, channel: str, deadline: Deadline) -> Outgoing:
-    """Post a whole message that has no segments."""
-    return Relay(pair, frame, channel, deadline).finish()

@@ -20,8 +20,8 @@ from .failures import Failures
 from .incoming import Incoming
 from .outgoing import Outgoing, notify, post, prepare
 from .pair import Pair
-from .relay import bundle, relay
-from .team import Team
+from .relay import send_bundle
+from .rollcall import Call
 from .trace import counters
 from .wire.frame import Content, Kind, channel_name
 from .wire.notice import notice_of
@@ -58,8 +58,8 @@ class Taken(Incoming):
 class Star:
     """One call in progress on this rank; ``centre`` is the rank that all the others exchange something with."""
 
-    def __init__(self, team: Team, centre: int, channel: str, deadline: Deadline, device: torch.device | None) -> None:
-        self.team = team
+    def __init__(self, call: Call, centre: int, channel: str, deadline: Deadline, device: torch.device | None) -> None:
+        self.team = team = call.team
         self.channel = channel
         self.name = channel_name(channel)
         self.deadline = deadline
@@ -67,13 +67,14 @@ class Star:
         self.spokes = list(team.pairs.values()) if team.rank == centre else [team.pairs[centre]]
         for pair in self.spokes:
             pair.check_open()
-        self.failures = Failures(team.rank, channel)
+        self.failures = Failures(team.rank, channel, call, deadline)
         self._outgoings: list[Outgoing] = []
 
     def expect(self, *, bundles: bool) -> list[Any]:
         """Post the receives of this rank: of bundles that carry no object, or of objects."""
         made: list[Incoming] = [
-            Arrival(pair, self.channel) if bundles else Taken(pair, self.channel, self.device) for pair in self.spokes
+            Arrival(pair, self.channel, self.name) if bundles else Taken(pair, self.channel, self.device)
+            for pair in self.spokes
         ]
         for incoming in made:
             incoming.pair.expect(incoming)
@@ -87,6 +88,7 @@ class Star:
             except ObjcommError as error:
                 self.failures.note(error, incoming.pair)
                 continue
+            self.failures.present(incoming.pair)
             for piece in arrived or ():
                 self.failures.hear(piece.parcel.notice)
 
@@ -94,8 +96,8 @@ class Star:
         """Send a bundle without an object: that nothing has failed, or what."""
         for pair in self.spokes:
             try:
-                frame = bundle(self.failures.told(), self.name, pair.terms(), ())
-                self._outgoings.append(relay(pair, frame, self.channel, self.deadline))
+                told = self.failures.told()
+                self._outgoings.append(send_bundle(pair, told, self.name, self.channel, self.deadline))
             except ObjcommError as error:
                 self.failures.note(error, pair)
 

@@ -21,7 +21,8 @@ from .failures import Failures
 from .incoming import chunks
 from .outgoing import Outgoing, post, prepare
 from .pair import Pair
-from .relay import Piece, Relay, bundle, relay
+from .relay import Joined, Piece, Relay, send_bundle
+from .rollcall import Call
 from .star import Taken
 from .team import Team
 from .trace import counters
@@ -42,8 +43,8 @@ class Sweep:
         children: the pairs away from it.
     """
 
-    def __init__(self, team: Team, root: int, channel: str, deadline: Deadline, device: torch.device | None) -> None:
-        self.team = team
+    def __init__(self, call: Call, root: int, channel: str, deadline: Deadline, device: torch.device | None) -> None:
+        self.team = team = call.team
         self.channel = channel
         self.name = channel_name(channel)
         self.deadline = deadline
@@ -51,14 +52,14 @@ class Sweep:
         self.parent, self.children = _place(team, root)
         for pair in self.children if self.parent is None else [self.parent, *self.children]:
             pair.check_open()
-        self.failures = Failures(team.rank, self.channel)
+        self.failures = Failures(team.rank, channel, call, deadline)
         self._outgoings: list[Outgoing] = []
         # Posted first of all: what is sent to a rank that waits for it already needs no answer.
         self._from_parent = None
         if self.parent is not None:
-            self._from_parent = Arrival(self.parent, self.channel, device, self.children)
+            self._from_parent = Arrival(self.parent, channel, self.name, device, self.children)
             self.parent.expect(self._from_parent)
-        self._from_children = [Arrival(child, self.channel, device) for child in self.children]
+        self._from_children = [Arrival(child, channel, self.name, device) for child in self.children]
         for arrival in self._from_children:
             arrival.pair.expect(arrival)
         # All that is the same for the objects of all ranks; see Arrival.open.
@@ -81,14 +82,15 @@ class Sweep:
             except ObjcommError as error:
                 self.failures.note(error, arrival.pair)
                 continue
+            self.failures.present(arrival.pair)
             for piece in arrived:
                 if piece.parcel.notice is None:
                     pieces.append(piece)
                 self.failures.hear(piece.parcel.notice)
         if self.parent is not None:
             try:
-                frame = bundle(self.failures.told() or pieces, self.name, self.parent.terms(), ())
-                self._outgoings.append(relay(self.parent, frame, self.channel, self.deadline))
+                told = self.failures.told() or pieces
+                self._outgoings.append(send_bundle(self.parent, told, self.name, self.channel, self.deadline))
             except ObjcommError as error:
                 self.failures.note(error, self.parent)
         return pieces
@@ -99,7 +101,13 @@ class Sweep:
         if told:
             pieces, segments = told, ()
         table = [(segment.numel(), not segment.is_cpu) for segment in segments]
-        frame = bundle(pieces, self.name, self.children[0].terms(), table)
+        joined = Joined(pieces)
+        content = joined.content(self.name, table)
+        if not table and content.frame_bytes <= self.children[0].link.window:
+            for child in self.children:
+                self.send(child, (content, joined))
+            return pieces
+        frame = joined.frame(content, self.children[0].terms())
         relays = []
         for child in self.children:
             try:
@@ -148,8 +156,8 @@ class Sweep:
     def _pass_on_failures(self) -> None:
         for child in self.children:
             try:
-                frame = bundle(self.failures.told(), self.name, child.terms(), ())
-                self._outgoings.append(relay(child, frame, self.channel, self.deadline))
+                told = self.failures.told()
+                self._outgoings.append(send_bundle(child, told, self.name, self.channel, self.deadline))
             except ObjcommError as error:
                 self.failures.note(error, child)
 

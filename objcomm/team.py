@@ -11,7 +11,7 @@ from .deadline import Deadline
 from .errors import UsageError
 from .pair import Pair
 from .pairs import pair_for
-from .transport import rank_in
+from .transport import existing, rank_in
 from .work import deadline_for
 
 
@@ -19,17 +19,19 @@ class Team:
     """The ranks of one call, this one among them.
 
     Attributes:
+        group: that all of them belong to.
         rank: of this process.
         ranks: all of them, in the order in which lists of objects are given and returned.
         pairs: by rank, those with the others.
     """
 
-    __slots__ = ("pairs", "rank", "ranks")
+    __slots__ = ("group", "pairs", "rank", "ranks")
 
     def __init__(self, group: ProcessGroup | None, ranks: Sequence[int] | None) -> None:
         if torch._C._len_torch_dispatch_stack() and _fake_mode_is_on():
             raise UsageError("under FakeTensorMode no memory is real", hint="send and receive outside of it")
         self.rank = rank_in(group)
+        self.group: ProcessGroup = existing(group)
         self.ranks = get_process_group_ranks(group) if ranks is None else _checked(ranks, self.rank)
         self.pairs: dict[int, Pair] = {
             rank: pair_for(group, rank, None, "ranks") for rank in self.ranks if rank != self.rank

@@ -3,13 +3,14 @@
 from .accelerators import kind_here
 from .base import Link, Pending, message_count
 from .control import init_control
-from .groups import Peer, rank_in, resolve, standing
+from .groups import Peer, existing, rank_in, resolve, standing
 from .routes import link
 
 __all__ = [
     "Link",
     "Peer",
     "Pending",
+    "existing",
     "init_control",
     "kind_here",
     "link",

@@ -40,7 +40,7 @@ def publish(store: Store, rank: int, terms: Terms) -> None:
         RuntimeError: the store does not answer.
     """
     card = {"rank": rank, "version": terms.version, "window": terms.window, "max_bytes": terms.max_bytes}
-    _within(STORE_SECONDS, lambda: store.set(f"objcomm/card/{rank}", json.dumps(card)))
+    within(STORE_SECONDS, lambda: store.set(f"objcomm/card/{rank}", json.dumps(card)))
 
 
 def terms_of(store: Store, rank: int) -> Terms | None:
@@ -50,7 +50,7 @@ def terms_of(store: Store, rank: int) -> Terms | None:
         ProtocolError: what lies there is no card.
         RuntimeError: the store does not answer.
     """
-    text = _within(STORE_SECONDS, lambda: _peek(store, f"objcomm/card/{rank}"))
+    text = within(STORE_SECONDS, lambda: peek(store, f"objcomm/card/{rank}"))
     if text is None:
         return None
     try:
@@ -67,7 +67,7 @@ def refuse(store: Store, rank: int, peer: int, reason: str) -> None:
         RuntimeError: the store does not answer.
     """
     text = reason.encode("utf-8", "replace")[:_MAX_CARD_BYTES].decode("utf-8", "ignore")
-    _within(_REASON_SECONDS, lambda: store.set(f"objcomm/refused/{peer}/{rank}", text))
+    within(_REASON_SECONDS, lambda: store.set(f"objcomm/refused/{peer}/{rank}", text))
 
 
 def refusal(store: Store, rank: int, peer: int) -> str | None:
@@ -76,7 +76,7 @@ def refusal(store: Store, rank: int, peer: int) -> str | None:
     Raises:
         RuntimeError: the store does not answer.
     """
-    text = _within(_REASON_SECONDS, lambda: _peek(store, f"objcomm/refused/{rank}/{peer}"))
+    text = within(_REASON_SECONDS, lambda: peek(store, f"objcomm/refused/{rank}/{peer}"))
     return text.decode("utf-8", "replace") if text else None
 
 
@@ -86,10 +86,11 @@ def forget(store: Store, rank: int, peer: int) -> None:
     Raises:
         RuntimeError: the store does not answer.
     """
-    _within(STORE_SECONDS, lambda: store.set(f"objcomm/refused/{rank}/{peer}", ""))
+    within(STORE_SECONDS, lambda: store.set(f"objcomm/refused/{rank}/{peer}", ""))
 
 
-def _peek(store: Store, key: str) -> bytes | None:
+def peek(store: Store, key: str) -> bytes | None:
+    """What lies in the store, if anything does."""
     if not store.check([key]):
         return None
     text = store.get(key)
@@ -98,7 +99,7 @@ def _peek(store: Store, key: str) -> bytes | None:
     return text
 
 
-def _within(seconds: float, call: Callable[[], T]) -> T:
+def within(seconds: float, call: Callable[[], T]) -> T:
     """The result of a call of the store, or a ``RuntimeError`` if it takes longer."""
     results: list[T] = []
     errors: list[Exception] = []
