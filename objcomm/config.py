@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, cast
 
 from .errors import UsageError
+from .scope import Scope
 
 Trust = Literal["cluster", "restricted"]
 
@@ -156,8 +156,7 @@ def configure(
 _restricted: ContextVar[bool] = ContextVar("objcomm_restricted", default=False)
 
 
-@contextmanager
-def restricted_trust(restricted: bool = True) -> Iterator[None]:
+def restricted_trust(restricted: bool = True) -> Scope:
     """Restricted trust for the calls that are made inside, by this thread, whatever is configured.
 
     It belongs to a call and not to the time at which its message is taken: a receive that was made outside keeps the
@@ -167,11 +166,7 @@ def restricted_trust(restricted: bool = True) -> Iterator[None]:
     ...     trust_here()
     'restricted'
     """
-    token = _restricted.set(restricted or _restricted.get())
-    try:
-        yield
-    finally:
-        _restricted.reset(token)
+    return Scope(_restricted, restricted or _restricted.get())
 
 
 def is_restricted_here() -> bool:

@@ -11,14 +11,14 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import cloudpickle
 
 from ..errors import DecodeError, EncodeError
+from ..scope import Scope
 from . import registry
 from .classes import resolves
 from .levels import Trouble
@@ -39,17 +39,12 @@ _CHANGED: dict[type, str] = {
 _only_by_reference: ContextVar[bool] = ContextVar("objcomm_only_by_reference", default=False)
 
 
-@contextmanager
-def plain_pickle() -> Iterator[None]:
+def plain_pickle() -> Scope:
     """What this thread encodes inside is pickled as Python's own pickle does, and refused where that refuses it.
 
     Classes and functions then go by reference alone, so a lambda or a class made inside of a function is an error.
     """
-    token = _only_by_reference.set(True)
-    try:
-        yield
-    finally:
-        _only_by_reference.reset(token)
+    return Scope(_only_by_reference, True)
 
 
 class _OutOfBand(pickle.Pickler):

@@ -75,8 +75,8 @@ class AsTorch:
         self._pickling.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._pickling.__exit__(None, None, None)
-        self._trust.__exit__(None, None, None)
+        self._pickling.__exit__()
+        self._trust.__exit__()
         if isinstance(error, ObjcommError):
             told = of_torchs_type(error)
             if told is not error:
