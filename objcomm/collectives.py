@@ -15,6 +15,7 @@ from .rollcall import Call
 from .star import Star, gather, give, scatter, scattered
 from .sweep import Sweep, all_gather, broadcast
 from .team import Team
+from .wire.frame import channel_name
 from .work import ObjectWork
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ def broadcast_object(
         return ObjectWork.over(obj) if async_op else obj
     if not async_op:
         with Call(team) as call:
-            sweep = Sweep(call, source, f"<broadcast from {source}> {channel}", team.deadline(timeout), target)
+            sweep = Sweep(call, source, _label(f"broadcast from {source}", channel), team.deadline(timeout), target)
             return cast(T, broadcast(sweep, obj, forbid_grad))
     is_source = team.rank == source
     return in_background(
@@ -75,7 +76,7 @@ def broadcast_object(
             dict.fromkeys(team.pairs, obj) if is_source else {},
             [] if is_source else [source],
             lambda objects: obj if is_source else cast(T, objects[source]),
-            channel=f"<broadcast from {source}, async> {channel}",
+            channel=_label(f"broadcast from {source}, async", channel),
             device=target,
             timeout=timeout,
             forbid_grad=forbid_grad,
@@ -130,13 +131,13 @@ def scatter_objects(
                 lambda objects: cast(dict[int, Any], mine if is_source else objects)[
                     team.rank if is_source else source
                 ],
-                channel=f"<scatter from {source}, async> {channel}",
+                channel=_label(f"scatter from {source}, async", channel),
                 device=target,
                 timeout=timeout,
             )
         )
     with Call(team) as call:
-        star = Star(call, source, f"<scatter from {source}> {channel}", team.deadline(timeout), target)
+        star = Star(call, source, _label(f"scatter from {source}", channel), team.deadline(timeout), target)
         if not is_source:
             return scattered(star)
         scatter(star, mine)
@@ -181,7 +182,7 @@ def gather_objects(
     if not team.pairs:
         return [obj]
     with Call(team) as call:
-        star = Star(call, target, f"<gather to {target}> {channel}", team.deadline(timeout), placed)
+        star = Star(call, target, _label(f"gather to {target}", channel), team.deadline(timeout), placed)
         if team.rank != target:
             give(star, obj)
             return None
@@ -227,7 +228,7 @@ def all_gather_objects(
         return ObjectWork.over([obj]) if async_op else [obj]
     if not async_op:
         with Call(team) as call:
-            sweep = Sweep(call, min(team.ranks), f"<all_gather> {channel}", team.deadline(timeout), target)
+            sweep = Sweep(call, min(team.ranks), _label("all_gather", channel), team.deadline(timeout), target)
             return in_order(all_gather(sweep, obj, target))
     return in_background(
         start(
@@ -235,7 +236,7 @@ def all_gather_objects(
             {peer: obj for peer, _ in team.from_here()},
             list(team.pairs),
             in_order,
-            channel=f"<all_gather, async> {channel}",
+            channel=_label("all_gather, async", channel),
             device=target,
             timeout=timeout,
         )
@@ -274,7 +275,7 @@ def all_to_all_objects(
     if not team.pairs:
         return _over({team.rank: mine if isinstance(mine, BaseException) else [mine[team.rank]]}, team, async_op)
     sends = mine if isinstance(mine, BaseException) else {peer: mine[peer] for peer, _ in team.from_here()}
-    channel = f"<all_to_all> {channel}"
+    channel = _label("all_to_all", channel)
 
     def in_order(objects: dict[int, Any]) -> list[Any]:
         return [{**cast(dict[int, Any], mine), **objects}[rank] for rank in team.ranks]
@@ -302,3 +303,9 @@ def _one_for_each(objs: Sequence[object] | None, team: Team) -> dict[int, Any] |
         what = f"{len(objs)} objects" if isinstance(objs, Sequence) else type(objs).__name__
         return UsageError(f"a sequence of {len(team.ranks)} objects is needed, not {what}", rank=team.rank)
     return dict(zip(team.ranks, objs, strict=True))
+
+
+def _label(call: str, channel: str) -> str:
+    """The name under which the messages of a call travel: ranks that make different calls notice."""
+    channel_name(channel)
+    return f"<{call}> {channel}"

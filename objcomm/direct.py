@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -115,12 +116,10 @@ def start(
     all the others are told.
     """
     deadline = team.deadline(timeout)
-    for pair in team.pairs.values():
-        pair.check_open()
     name = channel_name(channel)
     expected = [Taken(team.pairs[rank], channel, device) for rank in sources]
     for taken in expected:
-        taken.pair.expect(taken)
+        taken.post()
     outgoings: list[Outgoing] = []
     failure: BaseException | None = None
     try:
@@ -130,15 +129,21 @@ def start(
     except BaseException as error:
         failure = error
         for rank in team.pairs if isinstance(sends, BaseException) else sends:
-            notify(team.pairs[rank], Kind.ERROR, notice_of(error), channel, deadline)
+            with contextlib.suppress(ObjcommError):  # that pair is closed, and its rank knows
+                notify(team.pairs[rank], Kind.ERROR, notice_of(error), channel, deadline)
         if isinstance(error, ObjcommError):
             error.locate(rank=team.rank, channel=channel, phase="encode")
         if not expected:
             raise
     else:
         for rank, message in messages.items():
-            outgoings.append(post(team.pairs[rank], *message, channel, deadline))
+            try:
+                outgoings.append(post(team.pairs[rank], *message, channel, deadline))
+            except ObjcommError as error:
+                failure = failure or error.locate(rank=team.rank, peer=rank, channel=channel)
         counters.objects_sent += len(outgoings)
+        if failure is not None and not expected and not outgoings:
+            raise failure
     return TeamWork(expected, outgoings, result, channel, failure, timeout)
 
 

@@ -54,6 +54,15 @@ class Incoming:
         self._value: object = None
         self._error: ObjcommError | None = None
 
+    def post(self) -> None:
+        """Take a place among the receives of the pair. What is wrong with the pair is raised by :meth:`wait`."""
+        try:
+            self.pair.expect(self)
+        except ObjcommError as error:
+            if self not in self.pair.posted:
+                self._error = error.locate(rank=self.pair.rank, peer=self.pair.peer, channel=self.channel)
+                self.done = True
+
     def wait(self, deadline: Deadline) -> object:
         """Move this pair's receives on until this one is over, and return its object.
 

@@ -65,8 +65,6 @@ class Star:
         self.deadline = deadline
         self.device = device
         self.spokes = list(team.pairs.values()) if team.rank == centre else [team.pairs[centre]]
-        for pair in self.spokes:
-            pair.check_open()
         self.failures = Failures(team.rank, channel, call, deadline)
         self._outgoings: list[Outgoing] = []
 
@@ -77,7 +75,7 @@ class Star:
             for pair in self.spokes
         ]
         for incoming in made:
-            incoming.pair.expect(incoming)
+            incoming.post()
         return made
 
     def take(self, expected: Sequence[Incoming]) -> None:

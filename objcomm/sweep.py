@@ -50,18 +50,16 @@ class Sweep:
         self.deadline = deadline
         self.root = root
         self.parent, self.children = _place(team, root)
-        for pair in self.children if self.parent is None else [self.parent, *self.children]:
-            pair.check_open()
         self.failures = Failures(team.rank, channel, call, deadline)
         self._outgoings: list[Outgoing] = []
         # Posted first of all: what is sent to a rank that waits for it already needs no answer.
         self._from_parent = None
         if self.parent is not None:
             self._from_parent = Arrival(self.parent, channel, self.name, device, self.children)
-            self.parent.expect(self._from_parent)
+            self._from_parent.post()
         self._from_children = [Arrival(child, channel, self.name, device) for child in self.children]
         for arrival in self._from_children:
-            arrival.pair.expect(arrival)
+            arrival.post()
         # All that is the same for the objects of all ranks; see Arrival.open.
         self.opener = self._from_parent or self._from_children[0]
 
@@ -212,7 +210,7 @@ def all_gather(sweep: Sweep, obj: object, device: torch.device | None) -> dict[i
     apart = [piece.parcel.origin for piece in pieces if piece.parcel.apart]
     expected = [Taken(pair, sweep.channel, device) for peer, pair in sweep.team.from_here() if peer in apart]
     for taken in expected:
-        taken.pair.expect(taken)
+        taken.post()
     if message is not None and rank in apart:
         for _, pair in sweep.team.from_here():
             sweep.send(pair, message)

@@ -82,9 +82,9 @@ def error_of(notice: Notice, peer: int) -> ObjcommError:
     if notice.error == LimitError.__name__:
         return LimitError(f"rank {rank} could not send: {notice.text}", path=path, peer=rank)
     if notice.error == TransferTimeout.__name__:
-        return TransferTimeout(notice.text, peer=rank)
+        return TransferTimeout(notice.text, path=path, peer=rank)
     if notice.error == PeerError.__name__:
-        return PeerError(notice.text, peer=rank)
+        return PeerError(notice.text, path=path, peer=rank)
     return PeerError(
         f"rank {rank} could not send its object: {notice.error}: {notice.text}",
         path=path,
