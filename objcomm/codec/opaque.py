@@ -12,14 +12,12 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import cloudpickle
 
 from ..errors import DecodeError, EncodeError
-from ..scope import Scope
-from . import registry
+from . import plain, registry
 from .classes import resolves
 from .levels import Trouble
 from .parts import MEMORYVIEW_HINT
@@ -34,17 +32,6 @@ _CHANGED: dict[type, str] = {
     memoryview: MEMORYVIEW_HINT,
     io.TextIOWrapper: "send its name or its content",
 }
-
-
-_only_by_reference: ContextVar[bool] = ContextVar("objcomm_only_by_reference", default=False)
-
-
-def plain_pickle() -> Scope:
-    """What this thread encodes inside is pickled as Python's own pickle does, and refused where that refuses it.
-
-    Classes and functions then go by reference alone, so a lambda or a class made inside of a function is an error.
-    """
-    return Scope(_only_by_reference, True)
 
 
 class _OutOfBand(pickle.Pickler):
@@ -117,7 +104,7 @@ class Stream:
         leaves = self._scan.leaves
         while self._pickled < len(leaves):
             if self._pickler is None:
-                kind = _OutOfBand if _only_by_reference.get() else _Pickler
+                kind = _OutOfBand if plain.is_on() else _Pickler
                 self._pickler = kind(self._file, self._scan, self._add_buffer)
             leaf = leaves[self._pickled]
             try:

@@ -11,7 +11,7 @@ from msgpack import ExtType, Timestamp
 
 from ..config import Trust
 from ..errors import EncodeError, TrustError
-from . import arrays, classes, codes, numpy_values, registry, tensors, values
+from . import arrays, classes, codes, numpy_values, plain, registry, tensors, values
 from .codes import Part, ext, indexed
 from .instances import ClassTable
 from .levels import Entangled, Trouble
@@ -44,6 +44,7 @@ class Parts:
 
     def __init__(self, trust: Trust, threshold: int, forbid_grad: bool) -> None:
         self.restricted = trust == "restricted"
+        self._pickles_dataclasses = plain.is_on() and not self.restricted
         self.forbid_grad = forbid_grad
         self.threshold = threshold
         self.classes = ClassTable()
@@ -98,7 +99,7 @@ class Parts:
         if issubclass(kind, torch.Tensor):
             return self._tensor
         layout = classes.layout(kind)
-        if layout is not None:
+        if layout is not None and not (self._pickles_dataclasses and layout.kind == "dataclass"):
             take = self.classes.taker(layout)
             if layout.kind == "dataclass":
                 self.dataclasses.add(kind)

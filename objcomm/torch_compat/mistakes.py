@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from types import TracebackType
 
-from ..codec.opaque import plain_pickle
+from ..codec.plain import plain_pickle
 from ..config import restricted_trust
 from ..errors import DecodeError, EncodeError, ObjcommError, TrustError
 
