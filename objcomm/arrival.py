@@ -13,7 +13,7 @@ from .hostmemory import view_of
 from .incoming import Incoming, Refused, chunks
 from .outgoing import Outgoing
 from .pair import Frame, Pair
-from .relay import NOTHING, Piece, Relay
+from .relay import NOTHING, Piece, Relay, finish
 from .trace import counters
 from .transport import kind_here, message_count
 from .wire.bundle import read_bundle
@@ -126,8 +126,7 @@ class Arrival(Incoming):
                 self._built_from = refused
                 into = self._scratch(body.segments, relays)
             self._stream(into, body.segments, relays, deadline)
-        for one in relays:
-            self._finish(one)
+        self.passed = finish(relays, self._fail)
         self.pair.post_ahead()
         return pieces
 
@@ -142,14 +141,11 @@ class Arrival(Incoming):
             try:
                 relays.append(Relay(child, frame, self.channel, deadline))
             except ObjcommError as error:
-                self.failed[child.peer] = error
+                self._fail(error, child)
         return relays
 
-    def _finish(self, relay: Relay) -> None:
-        try:
-            self.passed.append(relay.finish())
-        except ObjcommError as error:
-            self.failed[relay.pair.peer] = error
+    def _fail(self, error: ObjcommError, child: Pair) -> None:
+        self.failed[child.peer] = error
 
     def _scratch(self, table: Sequence[tuple[int, bool]], relays: Sequence[Relay]) -> list[torch.Tensor]:
         """Memory for segments that are not wanted here, but must be taken and passed on."""

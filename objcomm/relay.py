@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from .pair import Pair
 from .trace import counters
 from .transport import message_count
 from .wire.bundle import Parcel, pack_bundle
-from .wire.frame import Content, Flag, Kind, Terms, renumber
+from .wire.frame import Content, Flag, Kind, renumber
 
 
 class Piece(NamedTuple):
@@ -55,15 +55,6 @@ class Joined(Encoded):
         """The bundle as a message; ``segments`` of its one object follow it in chunks."""
         flags = Flag.CHUNKED if segments else 0
         return Content(Kind.DATA, flags, name, self.skeleton, self.inline_bytes, segments)
-
-    def frame(self, content: Content, terms: Terms) -> torch.Tensor:
-        """The whole frame, number 0."""
-        frame = torch.empty(content.frame_bytes, dtype=torch.uint8, device="cpu")
-        head = content.head(0, terms)
-        view_of(frame)[: len(head)] = head
-        if self.inline_bytes:
-            self.write_inline_at(frame.data_ptr() + content.inline_at)
-        return frame
 
 
 NOTHING = Joined(())
@@ -159,3 +150,55 @@ class Relay:
         except BaseException:
             self.abandon(PeerError("interrupted while a message was being posted", channel=channel, phase=phase))
             raise
+
+
+def spread(
+    pairs: Sequence[Pair],
+    content: Content,
+    encoded: Encoded,
+    chunks: Sequence[torch.Tensor],
+    channel: str,
+    deadline: Deadline,
+    failed: Callable[[ObjcommError, Pair], None],
+) -> list[Outgoing]:
+    """Post one message to several peers; ``chunks`` are its segments as they travel. Whoever is gone is ``failed``."""
+    if not chunks and content.frame_bytes <= pairs[0].link.window:
+        outgoings = []
+        for pair in pairs:
+            try:
+                outgoings.append(post(pair, content, encoded, channel, deadline))
+            except ObjcommError as error:
+                failed(error, pair)
+        return outgoings
+    # What is beyond the window is sent to all from one place.
+    frame = pairs[0].link.allocate(content.frame_bytes, False, None)
+    head = content.head(0, pairs[0].terms())
+    view_of(frame)[: len(head)] = head
+    if encoded.inline_bytes:
+        encoded.write_inline_at(frame.data_ptr() + content.inline_at)
+    relays: list[Relay] = []
+    try:
+        for pair in pairs:
+            try:
+                relays.append(Relay(pair, frame, channel, deadline))
+            except ObjcommError as error:
+                failed(error, pair)
+        for chunk in chunks:
+            for one in relays:
+                one.add(chunk)
+    except BaseException:
+        for one in relays:
+            one.abandon(PeerError("interrupted while a message was being posted", channel=channel, phase="send"))
+        raise
+    return finish(relays, failed)
+
+
+def finish(relays: Sequence[Relay], failed: Callable[[ObjcommError, Pair], None]) -> list[Outgoing]:
+    """All is posted."""
+    outgoings = []
+    for one in relays:
+        try:
+            outgoings.append(one.finish())
+        except ObjcommError as error:
+            failed(error, one.pair)
+    return outgoings

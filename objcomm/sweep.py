@@ -19,9 +19,9 @@ from .deadline import Deadline
 from .errors import ObjcommError
 from .failures import Failures
 from .incoming import chunks
-from .outgoing import Outgoing, post, prepare
+from .outgoing import Outgoing, prepare
 from .pair import Pair
-from .relay import Joined, Piece, Relay, send_bundle
+from .relay import Joined, Piece, send_bundle, spread
 from .rollcall import Call
 from .star import Taken
 from .team import Team
@@ -101,33 +101,13 @@ class Sweep:
         table = [(segment.numel(), not segment.is_cpu) for segment in segments]
         joined = Joined(pieces)
         content = joined.content(self.name, table)
-        if not table and content.frame_bytes <= self.children[0].link.window:
-            for child in self.children:
-                self.send(child, (content, joined))
-            return pieces
-        frame = joined.frame(content, self.children[0].terms())
-        relays = []
-        for child in self.children:
-            try:
-                relays.append(Relay(child, frame, self.channel, self.deadline))
-            except ObjcommError as error:
-                self.failures.note(error, child)
-        for piece, _ in chunks(segments, table):
-            for one in relays:
-                one.add(piece)
-        for one in relays:
-            try:
-                self._outgoings.append(one.finish())
-            except ObjcommError as error:
-                self.failures.note(error, one.pair)
+        self.send(self.children, content, joined, [chunk for chunk, _ in chunks(segments, table)])
         return pieces
 
-    def send(self, pair: Pair, message: tuple[Content, Encoded]) -> None:
-        """Send an object straight to one rank."""
-        try:
-            self._outgoings.append(post(pair, *message, self.channel, self.deadline))
-        except ObjcommError as error:
-            self.failures.note(error, pair)
+    def send(self, pairs: Sequence[Pair], content: Content, encoded: Encoded, segments: Sequence[torch.Tensor]) -> None:
+        """Send one message straight to several ranks."""
+        note = self.failures.note
+        self._outgoings += spread(pairs, content, encoded, segments, self.channel, self.deadline, note)
 
     def arrive(self) -> list[Piece]:
         """Elsewhere: take what the root has sent; it has been passed on by then."""
@@ -212,8 +192,7 @@ def all_gather(sweep: Sweep, obj: object, device: torch.device | None) -> dict[i
     for taken in expected:
         taken.post()
     if message is not None and rank in apart:
-        for _, pair in sweep.team.from_here():
-            sweep.send(pair, message)
+        sweep.send([pair for _, pair in sweep.team.from_here()], *message, message[1].segments)
     objects = _open(sweep, [piece for piece in pieces if piece.parcel.origin != rank and not piece.parcel.apart])
     for taken in expected:
         try:
