@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, cast
 
 from .errors import UsageError
+from .scope import Scope
 
 Trust = Literal["cluster", "restricted"]
 
@@ -149,3 +151,29 @@ def configure(
     changes = {name: value for name, value in named.items() if value is not _UNSET}
     _current = replace(settings(), **changes)  # type: ignore[arg-type]
     return _current
+
+
+_restricted: ContextVar[bool] = ContextVar("objcomm_restricted", default=False)
+
+
+def restricted_trust(restricted: bool = True) -> Scope:
+    """Restricted trust for the calls that are made inside, by this thread, whatever is configured.
+
+    It belongs to a call and not to the time at which its message is taken: a receive that was made outside keeps the
+    trust that is configured, and one that was made inside stays restricted whichever thread takes its message.
+
+    >>> with restricted_trust():
+    ...     trust_here()
+    'restricted'
+    """
+    return Scope(_restricted, restricted or _restricted.get())
+
+
+def is_restricted_here() -> bool:
+    """Whether a call that is made now is inside of :func:`restricted_trust`."""
+    return _restricted.get()
+
+
+def trust_here() -> Trust:
+    """The trust of a call that is made now."""
+    return "restricted" if _restricted.get() else settings().trust

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .codec import Plan, parse
-from .config import settings
+from .config import Trust, is_restricted_here, settings
 from .deadline import Deadline
 from .errors import (
     DecodeError,
@@ -35,18 +35,8 @@ class Incoming:
     """
 
     __slots__ = (
-        "_device",
-        "_error",
-        "_inline",
-        "_into",
-        "_value",
-        "begun",
-        "channel",
-        "done",
-        "has_handle",
-        "pair",
-        "requiring_grad",
-        "sequence",
+        *("_device", "_error", "_inline", "_into", "_restricted", "_value"),
+        *("begun", "channel", "done", "has_handle", "pair", "requiring_grad", "sequence"),
     )
 
     def __init__(
@@ -69,6 +59,7 @@ class Incoming:
         self.sequence = -1
         self._device = device
         self._into = into
+        self._restricted = is_restricted_here()
         self._inline: Frame | None = None
         self._value: object = None
         self._error: ObjcommError | None = None
@@ -234,7 +225,7 @@ class Incoming:
     ) -> tuple[Plan, list[torch.Tensor]]:
         """Look at an object before anything of it is built, and find memory for its segments."""
         wanted = settings()
-        trust = wanted.trust
+        trust: Trust = "restricted" if self._restricted else wanted.trust
         if trust == "restricted" and flags & Flag.OPAQUE:
             raise Refused(
                 TrustError(

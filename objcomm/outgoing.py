@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from .codec import Encoded, encode
-from .config import settings
+from .config import settings, trust_here
 from .deadline import Deadline
 from .errors import LimitError, ObjcommError, PeerError
 from .pair import Frame, Pair
@@ -116,7 +116,7 @@ def prepare(obj: object, name: bytes, *, forbid_grad: bool = False) -> tuple[Con
         EncodeError, TrustError, LimitError: it cannot be sent.
     """
     wanted = settings()
-    encoded = encode(obj, trust=wanted.trust, forbid_grad=forbid_grad)
+    encoded = encode(obj, trust=trust_here(), forbid_grad=forbid_grad)
     content = _content(Kind.DATA, encoded, name)
     if content.nbytes > wanted.max_bytes:
         raise LimitError(

@@ -23,7 +23,7 @@ LAYERS = [
     {"work"},
     {"arrival", "relay", "outgoing", "incoming", "pair", "pairs"},
     {"wire", "codec", "transport"},
-    {"errors", "config", "deadline", "trace", "hostmemory", "turn"},
+    {"errors", "config", "deadline", "trace", "hostmemory", "scope", "turn"},
 ]
 # Parts of one layer that may know each other. codec, wire and transport never do.
 COMPANIONS = [

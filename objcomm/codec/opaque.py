@@ -19,7 +19,7 @@ import cloudpickle
 import torch
 
 from ..errors import DecodeError, EncodeError
-from . import compiled, generated, registry, torchops, versions
+from . import compiled, generated, plain, registry, torchops, versions
 from .classes import resolves
 from .levels import Trouble
 from .parts import MEMORYVIEW_HINT
@@ -39,7 +39,9 @@ _CHANGED: dict[type, str] = {
 }
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _OutOfBand(pickle.Pickler):
+    """Keeps tensors and arrays, and what is registered, out of the stream; all else is Python's own pickle."""
+
     def __init__(self, file: io.BytesIO, scan: Scan, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._scan = scan
@@ -49,6 +51,25 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None if type(obj) in _COMMON else self._scan.out_of_band(obj)
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is types.FunctionType or issubclass(type(obj), type):
+            named = _by_name(obj)
+            return NotImplemented if named is None else named
+        if issubclass(type(obj), torchops.KINDS):
+            return torchops.reduce(obj)
+        parts = self._scan.in_stream(obj)
+        if parts is None:
+            return NotImplemented
+        if id(obj) in self._reduced:  # a second time, so it is not finished: it would be built from half of itself
+            raise EncodeError(f"{describe(obj)} contains itself")
+        self._reduced.add(id(obj))
+        number = self._scan.history.add_streamed(obj, parts[1])
+        return _rebuild_composite, (parts if number is None else (*parts, number))
+
+
+class _Pickler(_OutOfBand, cloudpickle.Pickler):  # type: ignore[misc]
+    """Classes and functions that have no name of their own go by value, as cloudpickle does it."""
+
+    def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is types.FunctionType or issubclass(kind, type):
             named = _by_name(obj)
@@ -56,22 +77,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return named
             if kind is types.FunctionType:
                 compiled.refuse_function(obj)
-            return _with_qualname(obj, super().reducer_override(obj))
+            return _with_qualname(obj, cloudpickle.Pickler.reducer_override(self, obj))
         if kind is types.ModuleType:
-            return _module_by_name(obj) or super().reducer_override(obj)
+            return _module_by_name(obj) or cloudpickle.Pickler.reducer_override(self, obj)
         hint = _CHANGED.get(kind)
         if hint is not None and obj not in (sys.stdout, sys.stderr):
             raise EncodeError(f"{describe(obj)} cannot be sent", hint=hint)
-        if issubclass(kind, torchops.KINDS):
-            return torchops.reduce(obj)
-        parts = self._scan.in_stream(obj)
-        if parts is not None:
-            if id(obj) in self._reduced:  # a second time, so it is not finished: it would be built from half of itself
-                raise EncodeError(f"{describe(obj)} contains itself")
-            self._reduced.add(id(obj))
-            number = self._scan.history.add_streamed(obj, parts[1])
-            return _rebuild_composite, (parts if number is None else (*parts, number))
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        return cloudpickle.Pickler.reducer_override(self, obj) if reduced is NotImplemented else reduced
 
 
 def _by_name(obj: Any) -> Any:
@@ -115,7 +128,7 @@ class Stream:
         self._pickled = 0
         self._file = io.BytesIO()
         self._buffers: list[int] = []
-        self._pickler: _Pickler | None = None
+        self._pickler: _OutOfBand | None = None
 
     def dump(self) -> None:
         """Pickle the leaves that are not pickled yet.
@@ -126,7 +139,8 @@ class Stream:
         leaves = self._scan.leaves
         while self._pickled < len(leaves):
             if self._pickler is None:
-                self._pickler = _Pickler(self._file, self._scan, self._add_buffer)
+                kind = _OutOfBand if plain.is_on() else _Pickler
+                self._pickler = kind(self._file, self._scan, self._add_buffer)
             leaf = leaves[self._pickled]
             try:
                 self._pickler.dump(leaf)

@@ -11,7 +11,7 @@ from msgpack import ExtType, Timestamp
 
 from ..config import Trust
 from ..errors import EncodeError, TrustError
-from . import arrays, classes, codes, generated, history, numpy_values, registry, tensors, values
+from . import arrays, classes, codes, generated, history, numpy_values, plain, registry, tensors, values
 from .codes import Part, ext, indexed
 from .instances import ClassTable
 from .levels import Entangled, Trouble
@@ -46,6 +46,7 @@ class Parts:
 
     def __init__(self, trust: Trust, threshold: int, forbid_grad: bool) -> None:
         self.restricted = trust == "restricted"
+        self._pickles_dataclasses = plain.is_on() and not self.restricted
         self.forbid_grad = forbid_grad
         self.threshold = threshold
         self.classes = ClassTable(versions=not self.restricted)
@@ -102,7 +103,8 @@ class Parts:
         if issubclass(kind, torch.Tensor):
             return self._tensor
         layout = classes.layout(kind)
-        if layout is not None and not generated.owns_named(kind):
+        pickled = self._pickles_dataclasses and layout is not None and layout.kind == "dataclass"
+        if layout is not None and not pickled and not generated.owns_named(kind):
             take = self.classes.taker(layout)
             if layout.kind == "dataclass":
                 self.dataclasses.add(kind)
