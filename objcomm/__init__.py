@@ -2,6 +2,7 @@
 
 from .collectives import broadcast_object
 from .config import configure, settings
+from .counters import stats
 from .errors import (
     DecodeError,
     EncodeError,
@@ -14,7 +15,7 @@ from .errors import (
     UsageError,
 )
 from .p2p import exchange_objects, irecv_object, isend_object, move_object, recv_object, send_object
-from .trace import stats
+from .timeline import trace
 from .transport import init_control
 from .work import ObjectWork
 
@@ -42,4 +43,5 @@ __all__ = [
     "send_object",
     "settings",
     "stats",
+    "trace",
 ]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.autograd import profiler
 
+from . import timeline
 from .codec import parse
 from .config import settings
+from .counters import counters
 from .deadline import Deadline
 from .errors import (
     DecodeError,
@@ -20,7 +23,6 @@ from .errors import (
 )
 from .hostmemory import view_of
 from .pair import Frame, Pair
-from .trace import counters
 from .transport import message_count
 from .wire.frame import Body, Flag, Header, Kind, read_body, read_header
 from .wire.notice import error_of, unpack_notice
@@ -112,6 +114,7 @@ class Incoming:
     def _take_header(self, deadline: Deadline) -> Header:
         """Wait for the window and validate the header in it. What is wrong here closes the pair."""
         pair = self.pair
+        span = timeline.Span("wait") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             pair.take_window(deadline)
         except (TransferTimeout, PeerError) as error:
@@ -125,6 +128,9 @@ class Incoming:
                 )
         except (ProtocolError, LimitError) as error:
             raise pair.refuse(error.locate(channel=self.channel, phase="head")) from None
+        if span is not None:
+            name = pair.message_name(header.sequence, sending=False)
+            span.end(pair.rank, peer=pair.peer, channel=self.channel, message=name)
         pair.next_received += 1
         counters.messages_received += 1
         return header
@@ -153,10 +159,13 @@ class Incoming:
             # The rest of the head is on its way and there is nowhere to put it: the order is lost.
             raise pair.refuse(LimitError(f"no memory for a head of {header.frame_bytes} bytes: {error}")) from None
         frame[:window] = pair.window
+        span = timeline.Span("wire") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             pair.link.recv_head(frame[window:]).wait(deadline)
         except (TransferTimeout, PeerError) as error:
             raise pair.close(error.locate(channel=self.channel, phase="head")) from error
+        if span is not None:
+            span.end(pair.rank, peer=pair.peer, channel=self.channel, bytes=header.frame_bytes - window)
         return frame
 
     def _take_object(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> object:
@@ -179,6 +188,7 @@ class Incoming:
                     hint="send plain data, tensors and dataclasses, or use trust='cluster' on this rank",
                 )
             )
+        span = timeline.Span("decode") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             plan = parse(
                 body.skeleton,
@@ -200,10 +210,13 @@ class Incoming:
             raise _Refused(
                 LimitError(f"no memory for the segments of this message: {error}", phase="segments")
             ) from error
+        if span is not None:
+            span.end(pair.rank, peer=pair.peer, channel=self.channel, bytes=len(body.skeleton))
         if segments:
             self._transfer(segments, body.segments, deadline)
         else:
             pair.post_ahead()
+        span = timeline.Span("decode") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             value = plan.build(inline, segments, self._device)
         except (DecodeError, TrustError) as error:
@@ -212,6 +225,9 @@ class Incoming:
             # A signal, or an exit that the code of a class asked for. The message was taken whole, so the order holds.
             self._error = DecodeError("interrupted while the object was being rebuilt", phase="decode")
             raise
+        if span is not None:
+            nbytes = header.frame_bytes + header.segment_bytes
+            span.end(pair.rank, peer=pair.peer, channel=self.channel, bytes=nbytes)
         counters.objects_received += 1
         if self._inline is not None and not plan.keeps_inline:
             pair.return_frame(self._inline)
@@ -221,12 +237,16 @@ class Incoming:
     def _transfer(self, into: list[torch.Tensor], segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:
         """Receive the segments of this message into ``into``; the next message may be on its way meanwhile."""
         pair = self.pair
+        span = timeline.Span("wire") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             pending = pair.link.recv_segments(into, [accelerator for _, accelerator in segments])
             pair.post_ahead()
             pending.wait(deadline)
         except (TransferTimeout, PeerError) as error:
             raise pair.close(error.locate(channel=self.channel, phase="segments")) from error
+        if span is not None:
+            nbytes = sum(nbytes for nbytes, _ in segments)
+            span.end(pair.rank, peer=pair.peer, channel=self.channel, bytes=nbytes)
         for nbytes, _ in segments:
             counters.messages_received += message_count(nbytes)
             counters.bytes_received += nbytes

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from . import timeline
 from .config import settings
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout
@@ -69,6 +70,7 @@ class Pair:
         self._queue = threading.Lock()
         self._terms: Terms | None = None
         self.agreed = False
+        self.group_name = ""
 
     def terms(self) -> Terms:
         """This rank's terms; its card is published before they are used for the first time and when they change."""
@@ -112,6 +114,11 @@ class Pair:
                     phase="handshake",
                 )
             ) from error
+
+    def message_name(self, sequence: int, *, sending: bool) -> str:
+        """The same on both ends: it ties a send to its receive in a trace."""
+        src, dst = (self.rank, self.peer) if sending else (self.peer, self.rank)
+        return f"{self.group_name}/{src}>{dst}/{sequence}"
 
     def borrow_frame(self, nbytes: int) -> Frame:
         """Memory for a head of exactly ``nbytes``: one that was used before if there is one.
@@ -258,6 +265,8 @@ class Pair:
                 )
         if self.closed is None:
             self.closed = error
+            if timeline.active is not None:
+                timeline.instant(self.rank, type(error).__name__, peer=self.peer, text=str(error))
         return error
 
     def refuse(self, error: ObjcommError) -> ObjcommError:

@@ -8,9 +8,10 @@ import weakref
 
 import torch.distributed as dist
 
+from . import timeline
 from .errors import UsageError
 from .pair import Pair
-from .transport import Peer, link, resolve, standing
+from .transport import Peer, link, name_of, resolve, standing
 
 _pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, Pair]] = weakref.WeakKeyDictionary()
 _pairs_lock = threading.Lock()
@@ -68,8 +69,10 @@ def pair_with(peer: Peer) -> Pair:
             "this process was forked from one that uses the group", hint="make a process group of its own, or spawn it"
         )
     made = link(peer.group, peer.group_rank)
+    timeline.begin_if_asked()
     with _pairs_lock:
         pair = _pairs.setdefault(peer.group, {}).setdefault(peer.group_rank, Pair(made))
+        pair.group_name = name_of(peer.group)
         _every.add(pair)
         return pair
 

@@ -19,7 +19,7 @@ LAYERS = [
     {"work"},
     {"outgoing", "incoming", "pair", "pairs"},
     {"wire", "codec", "transport"},
-    {"errors", "config", "deadline", "trace", "hostmemory"},
+    {"errors", "config", "deadline", "counters", "timeline", "hostmemory"},
 ]
 # Parts of one layer that may know each other. codec, wire and transport never do.
 COMPANIONS = [{"outgoing", "incoming", "pair", "pairs"}, LAYERS[0], LAYERS[1], LAYERS[5]]

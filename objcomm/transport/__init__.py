@@ -3,7 +3,7 @@
 from .accelerators import kind_here
 from .base import Link, Pending, message_count
 from .control import init_control
-from .groups import Peer, rank_in, resolve, standing
+from .groups import Peer, name_of, rank_in, resolve, standing
 from .routes import link
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "kind_here",
     "link",
     "message_count",
+    "name_of",
     "rank_in",
     "resolve",
     "standing",
