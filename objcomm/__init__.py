@@ -3,6 +3,7 @@
 from .collectives import broadcast_object
 from .config import configure, settings
 from .counters import stats
+from .diagnosis import report
 from .errors import (
     DecodeError,
     EncodeError,
@@ -17,6 +18,7 @@ from .errors import (
 from .p2p import exchange_objects, irecv_object, isend_object, move_object, recv_object, send_object
 from .timeline import trace
 from .transport import init_control
+from .watcher import watch as _  # noqa: F401 -- it asks to be told what happens
 from .work import ObjectWork
 
 __version__ = "0.1.0"
@@ -40,6 +42,7 @@ __all__ = [
     "isend_object",
     "move_object",
     "recv_object",
+    "report",
     "send_object",
     "settings",
     "stats",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 
 import torch
 from torch.autograd import profiler
@@ -228,6 +229,7 @@ class Incoming:
         if span is not None:
             nbytes = header.frame_bytes + header.segment_bytes
             span.end(pair.rank, peer=pair.peer, channel=self.channel, bytes=nbytes)
+        pair.last_received = (self.channel, header.sequence, monotonic())
         counters.objects_received += 1
         if self._inline is not None and not plan.keeps_inline:
             pair.return_frame(self._inline)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from time import monotonic
 
 from torch.autograd import profiler
 
@@ -67,6 +68,7 @@ class Outgoing:
         self.pendings = []
         in_flight = pair.in_flight
         del in_flight[self.sequence]
+        pair.last_sent = (self.channel, self.sequence, monotonic())
         pair.return_frame(self._frame)
         if in_flight:
             # Messages complete in order, so those before this one are over as well: let go of their memory.

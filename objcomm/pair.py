@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,6 +48,14 @@ class Frame(NamedTuple):
     address: int
 
 
+_when_closed: list[Callable[[Pair, ObjcommError], None]] = []
+
+
+def ask_when_closed(call: Callable[[Pair, ObjcommError], None]) -> None:
+    """Call ``call`` with every pair that is closed, and why."""
+    _when_closed.append(call)
+
+
 class Pair:
     """The state of one (group, peer); what two threads touch is changed under the lock of its direction."""
 
@@ -71,6 +79,9 @@ class Pair:
         self._terms: Terms | None = None
         self.agreed = False
         self.group_name = ""
+        # Channel, sequence number and monotonic time of what was over last.
+        self.last_sent: tuple[str, int, float] | None = None
+        self.last_received: tuple[str, int, float] | None = None
 
     def terms(self) -> Terms:
         """This rank's terms; its card is published before they are used for the first time and when they change."""
@@ -265,6 +276,8 @@ class Pair:
                 )
         if self.closed is None:
             self.closed = error
+            for asked in _when_closed:
+                asked(self, error)
             if timeline.active is not None:
                 timeline.instant(self.rank, type(error).__name__, peer=self.peer, text=str(error))
         return error

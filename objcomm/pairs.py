@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -20,6 +21,14 @@ _every: weakref.WeakSet[Pair] = weakref.WeakSet()
 # through weak dictionaries; an entry goes with its group.
 _given: dict[int, tuple[weakref.ref[dist.ProcessGroup], dict[tuple[int | None, int | None], Pair]]] = {}
 _inherited: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+
+
+_when_first_used: list[Callable[[], None]] = []
+
+
+def ask_when_first_used(call: Callable[[], None]) -> None:
+    """Call ``call`` whenever this process gets to know a peer."""
+    _when_first_used.append(call)
 
 
 def _after_fork() -> None:
@@ -70,6 +79,8 @@ def pair_with(peer: Peer) -> Pair:
         )
     made = link(peer.group, peer.group_rank)
     timeline.begin_if_asked()
+    for call in _when_first_used:
+        call()
     with _pairs_lock:
         pair = _pairs.setdefault(peer.group, {}).setdefault(peer.group_rank, Pair(made))
         pair.group_name = name_of(peer.group)

@@ -17,12 +17,13 @@ LAYERS = [
     {"__init__", "__main__", "cli"},
     {"p2p", "collectives", "autograd", "torch_compat"},
     {"work"},
+    {"diagnosis", "watcher"},
     {"outgoing", "incoming", "pair", "pairs"},
     {"wire", "codec", "transport"},
     {"errors", "config", "deadline", "counters", "timeline", "hostmemory"},
 ]
 # Parts of one layer that may know each other. codec, wire and transport never do.
-COMPANIONS = [{"outgoing", "incoming", "pair", "pairs"}, LAYERS[0], LAYERS[1], LAYERS[5]]
+COMPANIONS = [{"diagnosis", "watcher"}, {"outgoing", "incoming", "pair", "pairs"}, LAYERS[0], LAYERS[1], LAYERS[-1]]
 THIRD_PARTY = {"torch", "cloudpickle", "msgpack"}
 MAX_LINES = 320
 
