@@ -3,6 +3,7 @@
 from .collectives import broadcast_object
 from .config import configure, settings
 from .counters import stats
+from .debugging import debug
 from .diagnosis import report
 from .errors import (
     DecodeError,
@@ -36,6 +37,7 @@ __all__ = [
     "UsageError",
     "broadcast_object",
     "configure",
+    "debug",
     "exchange_objects",
     "init_control",
     "irecv_object",

@@ -8,6 +8,7 @@ from typing import TypeVar, cast
 import torch
 from torch.distributed import ProcessGroup, get_process_group_ranks
 
+from . import debugging
 from .errors import UsageError
 from .outgoing import send
 from .p2p import Device, irecv_object
@@ -64,6 +65,7 @@ def broadcast_object(
         if needed not in members:
             raise UsageError(f"{what}, {needed}, is not among the ranks of this broadcast: {members}", rank=rank)
     channel_name(channel)
+    debugging.cross_check(group, members, "broadcast_object", f"src={src}, channel={channel!r}", timeout)
     work: ObjectWork[T]
     if rank != src:
         arriving = irecv_object(src, group=group, channel=channel, device=device, timeout=timeout)

@@ -71,11 +71,14 @@ class _Watcher(threading.Thread):
         now = time.monotonic()
         long = [wait for wait in waits() if now - wait.started > min(_LONG_SECONDS, wait.limit / 2)]
         key = [(id(wait.moving), wait.started) for wait in long] or None
-        if key != self._told:
+        if key != self._told or _talkative:
             self._told = key
             pairs = [pair for pair in all_pairs() if pair.link.alive]
             if pairs:
-                say(pairs, "\n".join(own_lines(pairs)) if long else f"it went on at {time.strftime('%H:%M:%S')}")
+                say(
+                    pairs,
+                    "\n".join(own_lines(pairs)) if long or _talkative else f"it went on at {time.strftime('%H:%M:%S')}",
+                )
 
     def leave(self) -> None:
         with contextlib.suppress(OSError):
@@ -84,6 +87,13 @@ class _Watcher(threading.Thread):
 
 
 _watcher: _Watcher | None = None
+_talkative = False
+
+
+def talk(always: bool) -> None:
+    """Whether to tell the peers all the time what this rank does, and not only when a wait takes long."""
+    global _talkative
+    _talkative = always
 
 
 def watch() -> None:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"__init__", "__main__", "cli"},
     {"p2p", "collectives", "autograd", "torch_compat"},
+    {"debugging"},
     {"work"},
     {"diagnosis", "watcher"},
     {"outgoing", "incoming", "pair", "pairs"},
