@@ -65,7 +65,8 @@ def broadcast_object(
         if needed not in members:
             raise UsageError(f"{what}, {needed}, is not among the ranks of this broadcast: {members}", rank=rank)
     channel_name(channel)
-    debugging.cross_check(group, members, "broadcast_object", f"src={src}, channel={channel!r}", timeout)
+    if debugging.enabled:
+        debugging.cross_check(group, members, "broadcast_object", f"src={src}, channel={channel!r}", timeout)
     work: ObjectWork[T]
     if rank != src:
         arriving = irecv_object(src, group=group, channel=channel, device=device, timeout=timeout)
