@@ -49,16 +49,23 @@ class Wait(NamedTuple):
         pair, channel = self.moving.pair, self.moving.channel
         if isinstance(self.moving, Outgoing):
             what = f"for rank {pair.peer} to take message {self.moving.sequence}"
-        elif self.moving is (pair.posted[0] if pair.posted else None) or not pair.posted:
-            what = f"for message {pair.next_received} from rank {pair.peer}"
         else:
-            what = f"for a message from rank {pair.peer}, behind {pair.posted.index(self.moving)} others"
+            before = _place(pair, self.moving)
+            what = f"for message {pair.next_received + before} from rank {pair.peer}"
+            what += f", behind {before} others" if before else ""
         where = f" on channel {channel!r}" if channel else ""
         took = time.monotonic() - self.started
         return (
             f"{self.call} waits {what}{where}, since {_clock(self.started)}, for {took:.1f} s of {self.limit:g} s; "
             f"called at {self.line}" + ("" if self.thread == "MainThread" else f", thread {self.thread}")
         )
+
+
+def _place(pair: Pair, incoming: Incoming) -> int:
+    try:
+        return list(pair.posted).index(incoming)
+    except (ValueError, RuntimeError):  # it has just been over, or another thread is at it
+        return 0
 
 
 def report() -> str:
@@ -85,7 +92,11 @@ def own_lines(pairs: list[Pair]) -> list[str]:
         lines.append(f"  it does not wait in objcomm; its main thread is at {main_line()}")
     concerned = {id(wait.moving.pair) for wait in found}
     for pair in sorted(pairs, key=lambda pair: (id(pair) not in concerned, pair.peer))[:16]:
-        lines.append(f"  rank {pair.peer}, group {pair.group_name!r}: {_past(pair)}")
+        try:
+            past = _past(pair)
+        except RuntimeError:  # another thread adds or takes away something at this moment
+            past = "messages come and go"
+        lines.append(f"  rank {pair.peer}, group {pair.group_name!r}: {past}")
     return lines
 
 

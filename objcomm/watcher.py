@@ -29,9 +29,12 @@ def _out_of_time(pair: Pair, error: ObjcommError) -> None:
     """A transfer of ``pair`` has failed: say and print what is known, before the error is raised."""
     if not isinstance(error, TransferTimeout):
         return
-    own = own_lines([pair, *(other for other in all_pairs() if other is not pair and other.link.alive)])
-    say([pair], "\n".join(own))
-    show("\n".join([f"objcomm: {error}", *own, *lines_of_peers([pair], _HEAR_SECONDS)]))
+    try:
+        own = own_lines([pair, *(other for other in all_pairs() if other is not pair and other.link.alive)])
+        say([pair], "\n".join(own))
+        show("\n".join([f"objcomm: {error}", *own, *lines_of_peers([pair], _HEAR_SECONDS)]))
+    except Exception as failure:  # the error itself must be raised whatever happens here
+        show(f"objcomm: no diagnosis: {failure!r}")
 
 
 class _Watcher(threading.Thread):
