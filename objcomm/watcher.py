@@ -62,7 +62,8 @@ class _Watcher(threading.Thread):
                 with contextlib.suppress(OSError):
                     os.write(self.forward, signals)
             try:
-                if signal.SIGUSR1 in signals:
+                # Every signal writes its byte; one that the program has taken over since is the program's.
+                if signal.SIGUSR1 in signals and signal.getsignal(signal.SIGUSR1) is _ignore:
                     say(all_pairs(), "\n".join(own_lines(all_pairs())) if all_pairs() else "")
                     show(report())
                 self._tell()

@@ -99,6 +99,20 @@ def test_the_programs_own_handler_stays() -> None:
     assert run_ranks(body, 2) == [[signal.SIGUSR1]] * 2
 
 
+def test_a_handler_that_comes_later_has_the_signal_to_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    def body(rank: int) -> list[int]:
+        faulthandler.unregister(signal.SIGUSR1)
+        objcomm.exchange_objects(rank, 1 - rank)
+        got: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.3)
+        return got
+
+    assert run_ranks(body, 2) == [[signal.SIGUSR1]] * 2
+    assert "objcomm on rank" not in capfd.readouterr().out
+
+
 def test_a_handler_below_python_stays() -> None:
     def body(rank: int) -> bool:
         # The harness has faulthandler print stacks on SIGUSR1, of which Python's own table knows nothing.
