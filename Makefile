@@ -14,7 +14,7 @@ help:
 	@echo "make lint    ruff"
 	@echo "make types   mypy --strict"
 	@echo "make bench   measure against torch and others (ARGS=... as benchmarks/ says)"
-	@echo "make docs    the reference of the public calls, into build/docs"
+	@echo "make docs    the documents as a site, into build/site"
 	@echo "make clean   remove the venv and whatever the tools cached"
 
 demo: venv
@@ -36,7 +36,7 @@ bench: $(VENV)/.bench
 	@$(PY) -m benchmarks $(ARGS)
 
 docs: $(VENV)/.docs
-	@$(PY) -m pdoc --output-directory build/docs objcomm
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
 venv: $(VENV)/.dev
 

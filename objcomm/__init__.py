@@ -10,6 +10,9 @@ from .collectives import (
     scatter_objects,
 )
 from .config import configure, settings
+from .counters import stats
+from .debugging import debug
+from .diagnosis import report
 from .errors import (
     DecodeError,
     EncodeError,
@@ -22,8 +25,9 @@ from .errors import (
     UsageError,
 )
 from .p2p import exchange_objects, irecv_object, isend_object, move_object, recv_object, send_object
-from .trace import stats
+from .timeline import trace
 from .transport import init_control
+from .watcher import watch as _  # noqa: F401 -- it asks to be told what happens
 from .work import ObjectWork
 
 __version__ = "0.1.0"
@@ -44,6 +48,7 @@ __all__ = [
     "autograd",
     "broadcast_object",
     "configure",
+    "debug",
     "exchange_objects",
     "gather_objects",
     "init_control",
@@ -52,8 +57,10 @@ __all__ = [
     "move_object",
     "recv_object",
     "register_generated",
+    "report",
     "scatter_objects",
     "send_object",
     "settings",
     "stats",
+    "trace",
 ]

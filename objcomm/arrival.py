@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .codec import Plan
+from .counters import counters
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError, ProtocolError, UsageError
 from .hostmemory import view_of
@@ -14,7 +15,6 @@ from .incoming import Incoming, Refused, chunks
 from .outgoing import Outgoing
 from .pair import Frame, Pair
 from .relay import NOTHING, Piece, Relay, finish
-from .trace import counters
 from .transport import kind_here, message_count
 from .wire.bundle import read_bundle
 from .wire.frame import HEADER_BYTES, Body, Header

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.distributed import ProcessGroup
 
+from . import debugging
 from .direct import in_background, start, together
 from .errors import UsageError
 from .p2p import Device, target_device
@@ -62,6 +63,8 @@ def broadcast_object(
     team = Team(group, None if ranks is None else list(dict.fromkeys(ranks)))
     source = team.member(group, src, group_src, "src")
     target = target_device(device)
+    if debugging.enabled:
+        debugging.cross_check(group, team.ranks, "broadcast_object", f"src={source}, channel={channel!r}", timeout)
     forbid_grad = forbid_grad and torch.is_grad_enabled()
     if not team.pairs:
         return ObjectWork.over(obj) if async_op else obj
@@ -118,6 +121,8 @@ def scatter_objects(
     team = Team(group, ranks)
     source = team.member(group, src, group_src, "src")
     target = target_device(device)
+    if debugging.enabled:
+        debugging.cross_check(group, team.ranks, "scatter_objects", f"src={source}, channel={channel!r}", timeout)
     is_source = team.rank == source
     mine = _one_for_each(objs, team) if is_source else {}
     if not team.pairs:
@@ -179,6 +184,8 @@ def gather_objects(
     team = Team(group, ranks)
     target = team.member(group, dst, group_dst, "dst")
     placed = target_device(device)
+    if debugging.enabled:
+        debugging.cross_check(group, team.ranks, "gather_objects", f"dst={target}, channel={channel!r}", timeout)
     if not team.pairs:
         return [obj]
     with Call(team) as call:
@@ -220,6 +227,8 @@ def all_gather_objects(
     """
     team = Team(group, ranks)
     target = target_device(device)
+    if debugging.enabled:
+        debugging.cross_check(group, team.ranks, "all_gather_objects", f"channel={channel!r}", timeout)
 
     def in_order(objects: dict[int, Any]) -> list[Any]:
         return [obj if rank == team.rank else objects[rank] for rank in team.ranks]
@@ -271,6 +280,8 @@ def all_to_all_objects(
     """
     team = Team(group, ranks)
     target = target_device(device)
+    if debugging.enabled:
+        debugging.cross_check(group, team.ranks, "all_to_all_objects", f"channel={channel!r}", timeout)
     mine = _one_for_each(objs, team)
     if not team.pairs:
         return _over({team.rank: mine if isinstance(mine, BaseException) else [mine[team.rank]]}, team, async_op)

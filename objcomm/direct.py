@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from .codec import Encoded
+from .counters import counters
 from .deadline import Deadline
 from .errors import ObjcommError
 from .failures import Failures, placed, plain
@@ -17,7 +18,6 @@ from .outgoing import Outgoing, notify, post, prepare
 from .rollcall import Call
 from .star import Taken
 from .team import Team
-from .trace import counters
 from .wire.frame import Content, Kind, channel_name
 from .wire.notice import notice_of
 from .work import ObjectWork, advance, deadline_for, watch

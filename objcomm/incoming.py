@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 
 import torch
+from torch.autograd import profiler
 
+from . import timeline
 from .codec import Plan, parse
 from .config import Trust, is_restricted_here, settings
+from .counters import counters
 from .deadline import Deadline
 from .errors import (
     DecodeError,
@@ -20,7 +24,6 @@ from .errors import (
 )
 from .hostmemory import view_of
 from .pair import Frame, Pair
-from .trace import counters
 from .transport import message_count
 from .wire.frame import CHUNK_BYTES, Body, Flag, Header, Kind, read_body, read_header
 from .wire.notice import error_of, unpack_notice
@@ -163,6 +166,7 @@ class Incoming:
     def _take_header(self, deadline: Deadline) -> Header:
         """Wait for the window and validate the header in it. What is wrong here closes the pair."""
         pair = self.pair
+        span = timeline.Span("wait") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             pair.take_window(deadline)
         except (TransferTimeout, PeerError) as error:
@@ -177,6 +181,9 @@ class Incoming:
         except (ProtocolError, LimitError) as error:
             raise pair.refuse(error.locate(channel=self.channel, phase="head")) from None
         self.sequence = header.sequence
+        if span is not None:
+            name = pair.message_name(header.sequence, sending=False)
+            span.end(pair.rank, peer=pair.peer, channel=self.channel, message=name)
         pair.next_received += 1
         counters.messages_received += 1
         return header
@@ -205,10 +212,13 @@ class Incoming:
             # The rest of the head is on its way and there is nowhere to put it: the order is lost.
             raise pair.refuse(LimitError(f"no memory for a head of {header.frame_bytes} bytes: {error}")) from None
         frame[:window] = pair.window
+        span = timeline.Span("wire") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             pair.link.recv_head(frame[window:]).wait(deadline)
         except (TransferTimeout, PeerError) as error:
             raise pair.close(error.locate(channel=self.channel, phase="head")) from error
+        if span is not None:
+            span.end(pair.rank, peer=pair.peer, channel=self.channel, bytes=header.frame_bytes - window)
         return frame
 
     def _take_object(self, header: Header, body: Body, inline: torch.Tensor, deadline: Deadline) -> object:
@@ -255,6 +265,7 @@ class Incoming:
         return self.pair.link.allocate(nbytes, accelerator, self._device)
 
     def _build(self, plan: Plan, inline: torch.Tensor, segments: Sequence[torch.Tensor]) -> object:
+        span = timeline.Span("decode") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             value = plan.build(inline, segments, self._device)
         except (DecodeError, TrustError) as error:
@@ -265,6 +276,9 @@ class Incoming:
             raise
         if self.requiring_grad is not None:
             self.requiring_grad = plan.requiring_grad()
+        if span is not None:
+            span.end(self.pair.rank, peer=self.pair.peer, channel=self.channel)
+        self.pair.last_received = (self.channel, self.sequence, monotonic())
         counters.objects_received += 1
         if self._inline is not None and not plan.keeps_inline:
             self.pair.return_frame(self._inline)
@@ -284,12 +298,16 @@ class Incoming:
     def _transfer(self, into: list[torch.Tensor], segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:
         """Receive the segments of this message into ``into``; the next message may be on its way meanwhile."""
         pair = self.pair
+        span = timeline.Span("wire") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             pending = pair.link.recv_segments(into, [accelerator for _, accelerator in segments])
             pair.post_ahead()
             pending.wait(deadline)
         except (TransferTimeout, PeerError) as error:
             raise pair.close(error.locate(channel=self.channel, phase="segments")) from error
+        if span is not None:
+            nbytes = sum(nbytes for nbytes, _ in segments)
+            span.end(pair.rank, peer=pair.peer, channel=self.channel, bytes=nbytes)
         for nbytes, _ in segments:
             counters.messages_received += message_count(nbytes)
             counters.bytes_received += nbytes

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from time import monotonic
 
+from torch.autograd import profiler
+
+from . import timeline
 from .codec import Encoded, encode
 from .config import settings, trust_here
+from .counters import counters
 from .deadline import Deadline
 from .errors import LimitError, ObjcommError, PeerError
 from .pair import Frame, Pair
-from .trace import counters
 from .transport import Pending, message_count
 from .wire.frame import Content, Flag, Kind, channel_name
 from .wire.notice import Notice, notice_of, pack_notice
@@ -51,6 +55,7 @@ class Outgoing:
 
     def _wait(self, deadline: Deadline) -> None:
         pair = self.pair
+        span = timeline.Span("wait") if timeline.active is not None or profiler._is_profiler_enabled else None
         for phase, pending in self.pendings:
             try:
                 pending.wait(deadline)
@@ -58,10 +63,13 @@ class Outgoing:
                 raise pair.close(error.locate(channel=self.channel, phase=phase)) from error
             if not pair.agreed:
                 pair.check_agreement()
+        if span is not None:
+            span.end(pair.rank, peer=pair.peer, channel=self.channel, until="it was taken")
         self._encoded = None
         self.pendings = []
         in_flight = pair.in_flight
         del in_flight[self.sequence]
+        pair.last_sent = (self.channel, self.sequence, monotonic())
         pair.return_frame(self._frame)
         if in_flight:
             # Messages complete in order, so those before this one are over as well: let go of their memory.
@@ -92,6 +100,7 @@ def send(
         if pair.closed is not None:
             pair.check_open()
     name = b"" if channel == "" else channel_name(channel)
+    span = timeline.Span("encode") if timeline.active is not None or profiler._is_profiler_enabled else None
     try:
         content, encoded = prepare(obj, name, forbid_grad=forbid_grad)
         if leaving is not None:
@@ -104,6 +113,8 @@ def send(
             peer = pairs[0].peer if len(pairs) == 1 else None
             error.locate(rank=pairs[0].rank, peer=peer, channel=channel, phase="encode")
         raise
+    if span is not None and pairs:
+        span.end(pairs[0].rank, peers=[pair.peer for pair in pairs], channel=channel, bytes=content.nbytes)
     outgoing = [post(pair, content, encoded, channel, deadline) for pair in pairs]
     counters.objects_sent += len(outgoing)
     return outgoing
@@ -140,6 +151,7 @@ def _content(kind: Kind, encoded: Encoded, name: bytes) -> Content:
 def post(pair: Pair, content: Content, encoded: Encoded, channel: str, deadline: Deadline) -> Outgoing:
     """Post every transfer of a message."""
     terms = pair.terms()
+    span = timeline.Span("post") if timeline.active is not None or profiler._is_profiler_enabled else None
     pair.hold_sending(deadline)
     try:
         sequence = pair.next_sent
@@ -159,6 +171,9 @@ def post(pair: Pair, content: Content, encoded: Encoded, channel: str, deadline:
             counters.bytes_sent += nbytes
     finally:
         pair.sending.release()
+    if span is not None:
+        name = pair.message_name(sequence, sending=True)
+        span.end(pair.rank, peer=pair.peer, channel=channel, bytes=content.nbytes, message=name)
     return outgoing
 
 

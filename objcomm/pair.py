@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from . import timeline
 from .config import settings
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout
@@ -48,6 +49,14 @@ class Frame(NamedTuple):
     address: int
 
 
+_when_closed: list[Callable[[Pair, ObjcommError], None]] = []
+
+
+def ask_when_closed(call: Callable[[Pair, ObjcommError], None]) -> None:
+    """Call ``call`` with every pair that is closed, and why."""
+    _when_closed.append(call)
+
+
 class Pair:
     """The state of one (group, peer); what two threads touch is changed under the lock of its direction."""
 
@@ -73,6 +82,10 @@ class Pair:
         self._queue = threading.Lock()
         self._terms: Terms | None = None
         self.agreed = False
+        self.group_name = ""
+        # Channel, sequence number and monotonic time of what was over last.
+        self.last_sent: tuple[str, int, float] | None = None
+        self.last_received: tuple[str, int, float] | None = None
 
     def terms(self) -> Terms:
         """This rank's terms; its card is published before they are used for the first time and when they change."""
@@ -116,6 +129,11 @@ class Pair:
                     phase="handshake",
                 )
             ) from error
+
+    def message_name(self, sequence: int, *, sending: bool) -> str:
+        """The same on both ends: it ties a send to its receive in a trace."""
+        src, dst = (self.rank, self.peer) if sending else (self.peer, self.rank)
+        return f"{self.group_name}/{src}>{dst}/{sequence}"
 
     def borrow_frame(self, nbytes: int) -> Frame:
         """Memory for a head of exactly ``nbytes``: one that was used before if there is one.
@@ -274,6 +292,10 @@ class Pair:
                 )
         if self.closed is None:
             self.closed = error
+            for asked in _when_closed:
+                asked(self, error)
+            if timeline.active is not None:
+                timeline.instant(self.rank, type(error).__name__, peer=self.peer, text=str(error))
         return error
 
     def refuse(self, error: ObjcommError) -> ObjcommError:

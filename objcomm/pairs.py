@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 
 import torch.distributed as dist
 
+from . import timeline
 from .errors import UsageError
 from .pair import Pair
-from .transport import Peer, link, resolve, standing
+from .transport import Peer, link, name_of, resolve, standing
 
 _pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, Pair]] = weakref.WeakKeyDictionary()
 _pairs_lock = threading.Lock()
@@ -19,6 +21,14 @@ _every: weakref.WeakSet[Pair] = weakref.WeakSet()
 # through weak dictionaries; an entry goes with its group.
 _given: dict[int, tuple[weakref.ref[dist.ProcessGroup], dict[tuple[int | None, int | None], Pair]]] = {}
 _inherited: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+
+
+_when_first_used: list[Callable[[], None]] = []
+
+
+def ask_when_first_used(call: Callable[[], None]) -> None:
+    """Call ``call`` whenever this process gets to know a peer."""
+    _when_first_used.append(call)
 
 
 def _after_fork() -> None:
@@ -68,8 +78,12 @@ def pair_with(peer: Peer) -> Pair:
             "this process was forked from one that uses the group", hint="make a process group of its own, or spawn it"
         )
     made = link(peer.group, peer.group_rank)
+    timeline.begin_if_asked()
+    for call in _when_first_used:
+        call()
     with _pairs_lock:
         pair = _pairs.setdefault(peer.group, {}).setdefault(peer.group_rank, Pair(made))
+        pair.group_name = name_of(peer.group)
         _every.add(pair)
         return pair
 

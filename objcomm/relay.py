@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 
 from .codec import Encoded
+from .counters import counters
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError
 from .hostmemory import view_of
 from .outgoing import Outgoing, post
 from .pair import Pair
-from .trace import counters
 from .transport import message_count
 from .wire.bundle import Parcel, pack_bundle
 from .wire.frame import Content, Flag, Kind, renumber

@@ -14,6 +14,7 @@ import torch
 
 from .arrival import Arrival
 from .codec import Encoded, Plan
+from .counters import counters
 from .deadline import Deadline
 from .errors import ObjcommError
 from .failures import Failures
@@ -22,7 +23,6 @@ from .outgoing import Outgoing, notify, post, prepare
 from .pair import Pair
 from .relay import send_bundle
 from .rollcall import Call
-from .trace import counters
 from .wire.frame import Content, Kind, channel_name
 from .wire.notice import notice_of
 

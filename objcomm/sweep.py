@@ -15,6 +15,7 @@ import torch
 from .arrival import Arrival
 from .codec import Encoded
 from .config import settings
+from .counters import counters
 from .deadline import Deadline
 from .errors import ObjcommError
 from .failures import Failures
@@ -25,7 +26,6 @@ from .relay import Joined, Piece, send_bundle, spread
 from .rollcall import Call
 from .star import Taken
 from .team import Team
-from .trace import counters
 from .wire.bundle import Parcel
 from .wire.frame import Content, Flag, channel_name
 

@@ -217,3 +217,8 @@ def test_table_shows_numbers_and_ratio() -> None:
     text = report.table(stats, {"a context": Timing(objcomm=0.0002, torch=0.001, nbytes=1234)})
     assert re.search(r"rank 0 +1 +2,345 +3,000,000\n", text)
     assert re.search(r"a context +1,234 +200 us +1,000 us +5.0$", text)
+
+
+def test_table_without_torch_where_numpy_is_missing() -> None:
+    text = report.table([], {"a context": Timing(objcomm=0.0002, torch=None, nbytes=1234)})
+    assert re.search(r"a context +1,234 +200 us +needs numpy$", text)

@@ -20,14 +20,17 @@ LAYERS = [
     {"failures"},
     {"rollcall"},
     {"team"},
+    {"debugging"},
     {"work"},
+    {"diagnosis", "watcher"},
     {"arrival", "relay", "outgoing", "incoming", "pair", "pairs"},
     {"wire", "codec", "transport"},
-    {"errors", "config", "deadline", "trace", "hostmemory", "scope", "turn"},
+    {"errors", "config", "deadline", "counters", "timeline", "hostmemory", "scope", "turn"},
 ]
 # Parts of one layer that may know each other. codec, wire and transport never do.
 COMPANIONS = [
     {"arrival", "relay", "outgoing", "incoming", "pair", "pairs"},
+    {"diagnosis", "watcher"},
     LAYERS[0],
     LAYERS[1],
     LAYERS[2],

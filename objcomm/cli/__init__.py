@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import cast
 
-from . import demo
+from . import demo, doctor, tracing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m objcomm", description="Objects of unknown size between the ranks of a PyTorch job."
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    demo.add_to(commands)
+    for command in (demo, doctor, tracing):
+        command.add_to(commands)
     options = parser.parse_args(argv)
     return cast(int, options.run(options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,10 +22,13 @@ Receive = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds that one object took one way, by method, and the bytes that objcomm sent for one."""
+    """Median seconds that one object took one way, by method, and the bytes that objcomm sent for one.
+
+    ``torch`` is ``None`` where numpy is not installed, which torch's object calls need.
+    """
 
     objcomm: float
-    torch: float
+    torch: float | None
     nbytes: int
 
 
@@ -46,7 +50,9 @@ def _objcomm_receive(src: int) -> Any:
     return objcomm.recv_object(src, channel="compare")
 
 
-_METHODS: list[tuple[Send, Receive]] = [(_objcomm_send, _objcomm_receive), (_torch_send, _torch_receive)]
+_METHODS: list[tuple[Send, Receive]] = [(_objcomm_send, _objcomm_receive)]
+if importlib.util.find_spec("numpy") is not None:
+    _METHODS.append((_torch_send, _torch_receive))
 
 
 def time_both(objects: Sequence[Any], peer: int) -> Timing:
@@ -54,7 +60,7 @@ def time_both(objects: Sequence[Any], peer: int) -> Timing:
 
     Called on the rank that has the objects, while its peer calls :func:`echo` with as many.
     """
-    times: list[list[float]] = [[], []]
+    times: list[list[float]] = [[] for _ in _METHODS]
     before = objcomm.stats()["bytes_sent"]
     for turn in range(_WARM_UP + _ROUNDS):
         for method in _order(turn):
@@ -66,7 +72,8 @@ def time_both(objects: Sequence[Any], peer: int) -> Timing:
             if turn >= _WARM_UP:
                 times[method].append((time.perf_counter() - start) / 2)
     nbytes = (objcomm.stats()["bytes_sent"] - before) // (_WARM_UP + _ROUNDS)
-    return Timing(statistics.median(times[0]), statistics.median(times[1]), nbytes)
+    medians = [statistics.median(seconds) for seconds in times]
+    return Timing(medians[0], medians[1] if len(medians) > 1 else None, nbytes)
 
 
 def echo(peer: int) -> None:
@@ -78,5 +85,6 @@ def echo(peer: int) -> None:
             send(receive(peer), peer)
 
 
-def _order(turn: int) -> tuple[int, int]:
-    return (0, 1) if turn % 2 == 0 else (1, 0)
+def _order(turn: int) -> list[int]:
+    order = list(range(len(_METHODS)))
+    return order if turn % 2 == 0 else order[::-1]

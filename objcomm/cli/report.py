@@ -51,6 +51,10 @@ def table(stats: Sequence[Mapping[str, int]], timings: Mapping[str, Timing]) -> 
         rows.append(f"{f'rank {rank}':26}{numbers}")
     rows += ["", f"{'one transfer, median':26}{'bytes':>12}{'objcomm':>12}{'send_object_list':>20}{'ratio':>9}"]
     for name, timing in timings.items():
-        mine, theirs = timing.objcomm * 1e6, timing.torch * 1e6
+        mine = timing.objcomm * 1e6
+        if timing.torch is None:
+            rows.append(f"{name:26}{timing.nbytes:12,}{mine:9,.0f} us{'needs numpy':>20}")
+            continue
+        theirs = timing.torch * 1e6
         rows.append(f"{name:26}{timing.nbytes:12,}{mine:9,.0f} us{theirs:17,.0f} us{theirs / mine:9.1f}")
     return "\n".join(rows)

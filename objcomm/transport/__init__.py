@@ -3,7 +3,7 @@
 from .accelerators import kind_here
 from .base import Link, Pending, message_count
 from .control import init_control
-from .groups import Peer, existing, rank_in, resolve, standing
+from .groups import Peer, existing, name_of, rank_in, resolve, standing
 from .routes import describe, link
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "kind_here",
     "link",
     "message_count",
+    "name_of",
     "rank_in",
     "resolve",
     "standing",

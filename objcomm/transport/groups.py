@@ -96,6 +96,11 @@ def store_of(group: dist.ProcessGroup) -> dist.Store:
     return c10d._get_process_group_store(group)
 
 
+def name_of(group: dist.ProcessGroup) -> str:
+    """The name of the group, the same on all of its ranks."""
+    return c10d._world.pg_names.get(group, "")
+
+
 def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
     """The backend's name by device type, such as ``{"cpu": "gloo", "cuda": "nccl"}``."""
     pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))

@@ -89,6 +89,26 @@ def forget(store: Store, rank: int, peer: int) -> None:
     within(STORE_SECONDS, lambda: store.set(f"objcomm/refused/{rank}/{peer}", ""))
 
 
+def say(store: Store, rank: int, text: str) -> None:
+    """Leave for the peers what this rank is doing; the last word counts.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    short = text.encode("utf-8", "replace")[:_MAX_CARD_BYTES].decode("utf-8", "ignore")
+    within(_REASON_SECONDS, lambda: store.set(f"objcomm/said/{rank}", short))
+
+
+def said(store: Store, rank: int) -> str | None:
+    """What a rank said last, or ``None``.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    text = within(_REASON_SECONDS, lambda: peek(store, f"objcomm/said/{rank}"))
+    return text.decode("utf-8", "replace") if text else None
+
+
 def peek(store: Store, key: str) -> bytes | None:
     """What lies in the store, if anything does."""
     if not store.check([key]):

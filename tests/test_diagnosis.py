@@ -1,0 +1,199 @@
+"""What a rank tells when nothing moves: on a time-out, on SIGUSR1, and when asked."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import objcomm
+from tests.ranks import run_ranks
+
+BACKENDS = pytest.mark.parametrize("backend", ["gloo", "strict"])
+
+
+def _signal_later(seconds: float) -> None:
+    """SIGUSR1 to this process while its main thread waits in a backend; the test harness gives the signal back."""
+    faulthandler.unregister(signal.SIGUSR1)
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+
+
+@BACKENDS
+def test_ranks_that_disagree_on_the_order_of_calls_are_explained(
+    backend: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(rank: int) -> None:
+        if rank == 0:
+            objcomm.send_object(1, 1, channel="first")
+            with pytest.raises(objcomm.TransferTimeout):
+                objcomm.recv_object(1, channel="gradient", timeout=6.0)
+        else:
+            objcomm.recv_object(0, channel="first")
+            with pytest.raises(objcomm.ObjcommError):
+                objcomm.recv_object(0, channel="batch", timeout=7.5)
+
+    run_ranks(body, 2, backend=backend)
+    out = capfd.readouterr().out.split("--- output of rank 1")[0]
+    assert "recv_object waits for message 0 from rank 1 on channel 'gradient', since" in out
+    assert "s of 6 s; called at" in out
+    assert "in body" in out
+    assert "nothing received yet; last sent message 0 on channel 'first' at" in out
+    # It had waited for half of its own time-out by then, and had said so.
+    assert "what rank 1 last said:" in out
+    assert "recv_object waits for message 1 from rank 0 on channel 'batch'" in out
+
+
+def test_a_peer_that_is_elsewhere_has_said_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def body(rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(objcomm.TransferTimeout):
+                objcomm.send_object([1], 1, channel="lonely", timeout=0.5)
+
+    run_ranks(body, 2)
+    out = capfd.readouterr().out
+    assert "send_object waits for rank 1 to take message 0 on channel 'lonely'" in out
+    assert "1 sent and not seen to be taken, the first is message 0 on channel 'lonely'" in out
+    assert "rank 1 has said nothing" in out
+
+
+@BACKENDS
+def test_sigusr1_prints_while_the_main_thread_is_in_the_backend(
+    backend: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(rank: int) -> Any:
+        if rank == 0:
+            _signal_later(1.5)
+            return objcomm.recv_object(1, channel="late")
+        time.sleep(4.0)
+        objcomm.send_object("came", 0, channel="late")
+        return None
+
+    start = time.monotonic()
+    assert run_ranks(body, 2, backend=backend)[0] == "came"
+    assert time.monotonic() - start >= 4.0
+    out = capfd.readouterr().out
+    assert "recv_object waits for message 0 from rank 1 on channel 'late'" in out
+
+
+def test_the_programs_own_handler_stays() -> None:
+    def body(rank: int) -> list[int]:
+        faulthandler.unregister(signal.SIGUSR1)
+        got: list[int] = []
+
+        def mine(number: int, frame: Any) -> None:
+            got.append(number)
+
+        signal.signal(signal.SIGUSR1, mine)
+        assert objcomm.exchange_objects(rank, 1 - rank) == 1 - rank
+        assert signal.getsignal(signal.SIGUSR1) is mine
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
+        return got
+
+    assert run_ranks(body, 2) == [[signal.SIGUSR1]] * 2
+
+
+def test_a_handler_that_comes_later_has_the_signal_to_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    def body(rank: int) -> list[int]:
+        faulthandler.unregister(signal.SIGUSR1)
+        objcomm.exchange_objects(rank, 1 - rank)
+        got: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.3)
+        return got
+
+    assert run_ranks(body, 2) == [[signal.SIGUSR1]] * 2
+    assert "objcomm on rank" not in capfd.readouterr().out
+
+
+def test_a_handler_below_python_stays() -> None:
+    def body(rank: int) -> bool:
+        # The harness has faulthandler print stacks on SIGUSR1, of which Python's own table knows nothing.
+        objcomm.exchange_objects(rank, 1 - rank)
+        return signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+    assert run_ranks(body, 2) == [True, True]
+
+
+def test_whoever_was_to_be_woken_up_by_signals_still_is() -> None:
+    def body(rank: int) -> bytes:
+        faulthandler.unregister(signal.SIGUSR1)
+        there, here = os.pipe()
+        os.set_blocking(here, False)
+        signal.set_wakeup_fd(here)
+        signal.signal(signal.SIGUSR2, lambda number, frame: None)
+        objcomm.exchange_objects(rank, 1 - rank)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return os.read(there, 16)
+
+    assert run_ranks(body, 2) == [bytes([signal.SIGUSR2])] * 2
+
+
+def test_it_can_be_switched_off() -> None:
+    def body(rank: int) -> list[str]:
+        faulthandler.unregister(signal.SIGUSR1)
+        objcomm.exchange_objects(rank, 1 - rank)
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+        return [thread.name for thread in threading.enumerate() if thread.name == "objcomm-diagnosis"]
+
+    assert run_ranks(body, 2, env={"OBJCOMM_DIAGNOSIS": "0"}) == [[], []]
+
+
+def test_a_forked_child_has_the_signals_default_back() -> None:
+    def body(rank: int) -> int:
+        faulthandler.unregister(signal.SIGUSR1)
+        objcomm.exchange_objects(rank, 1 - rank)
+        assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os._exit(0)
+        assert objcomm.exchange_objects(rank, 1 - rank) == 1 - rank
+        return os.waitpid(child, 0)[1]
+
+    assert run_ranks(body, 2) == [signal.SIGUSR1] * 2
+
+
+def test_the_report_of_a_rank_that_waits_for_nothing() -> None:
+    def body(rank: int) -> str:
+        objcomm.exchange_objects(rank, 1 - rank, channel="both")
+        text = objcomm.report()
+        dist.barrier()
+        return text
+
+    for rank, text in enumerate(run_ranks(body, 2)):
+        assert f"objcomm on rank {rank}, process" in text
+        assert "it does not wait in objcomm; its main thread is at" in text
+        assert "in body" in text
+        assert "last received message 0 on channel 'both' at" in text
+        assert "last sent message 0 on channel 'both' at" in text
+
+
+def test_threads_and_handles_are_told_apart() -> None:
+    def body(rank: int) -> str:
+        if rank == 1:
+            objcomm.send_object("a", 0, channel="a")
+            objcomm.recv_object(0)
+            objcomm.send_object("b", 0, channel="b")
+            return ""
+        first, second = (objcomm.irecv_object(1, channel=name) for name in "ab")
+        assert first.wait() == "a"
+        thread = threading.Thread(target=second.wait, name="helper")
+        thread.start()
+        time.sleep(0.5)
+        text = objcomm.report()
+        objcomm.send_object(None, 1)
+        thread.join()
+        return text
+
+    text = run_ranks(body, 2)[0]
+    assert "wait() of a handle waits for message 1 from rank 1 on channel 'b'" in text
+    assert "thread helper" in text
+    assert text.count(" waits ") == 1
