@@ -10,10 +10,11 @@ from .codec import Plan
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError, ProtocolError, UsageError
 from .hostmemory import view_of
-from .incoming import Incoming, Refused, chunks
+from .incoming import Incoming
 from .outgoing import Outgoing
 from .pair import Frame, Pair
 from .relay import NOTHING, Piece, Relay, finish
+from .segments import Refused, chunks
 from .trace import counters
 from .transport import kind_here, message_count
 from .wire.bundle import read_bundle

@@ -21,13 +21,13 @@ LAYERS = [
     {"rollcall"},
     {"team"},
     {"work"},
-    {"arrival", "relay", "outgoing", "incoming", "pair", "pairs"},
+    {"arrival", "relay", "outgoing", "incoming", "segments", "pair", "pairs"},
     {"wire", "codec", "transport"},
     {"errors", "config", "deadline", "trace", "hostmemory", "scope", "turn"},
 ]
 # Parts of one layer that may know each other. codec, wire and transport never do.
 COMPANIONS = [
-    {"arrival", "relay", "outgoing", "incoming", "pair", "pairs"},
+    {"arrival", "relay", "outgoing", "incoming", "segments", "pair", "pairs"},
     LAYERS[0],
     LAYERS[1],
     LAYERS[2],
