@@ -10,11 +10,12 @@ from .codec import Plan
 from .counters import counters
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError, ProtocolError, UsageError
-from .hostmemory import view_of
-from .incoming import Incoming, Refused, chunks
+from .hostmemory import Frame, view_of
+from .incoming import Incoming
 from .outgoing import Outgoing
-from .pair import Frame, Pair
+from .pair import Pair
 from .relay import NOTHING, Piece, Relay, finish
+from .segments import Refused, chunks
 from .transport import kind_here, message_count
 from .wire.bundle import read_bundle
 from .wire.frame import HEADER_BYTES, Body, Header

@@ -133,9 +133,7 @@ def scatter_objects(
                 team,
                 mine if isinstance(mine, BaseException) else {peer: mine[peer] for peer in team.pairs if is_source},
                 [] if is_source else [source],
-                lambda objects: cast(dict[int, Any], mine if is_source else objects)[
-                    team.rank if is_source else source
-                ],
+                lambda objects: cast(dict[int, Any], mine if is_source else objects)[source],
                 channel=_label(f"scatter from {source}, async", channel),
                 device=target,
                 timeout=timeout,

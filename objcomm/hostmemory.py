@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -36,3 +36,12 @@ def view_of(tensor: torch.Tensor) -> memoryview:
             hint="leave FakeTensorMode and other dispatch modes before objects are sent or received",
         )
     return cast(memoryview, _from_memory(address, nbytes, _WRITABLE))
+
+
+class Frame(NamedTuple):
+    """Memory of a head, as the transport and as the writer see it."""
+
+    memory: torch.Tensor
+    view: memoryview
+    nbytes: int
+    address: int

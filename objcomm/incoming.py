@@ -22,10 +22,10 @@ from .errors import (
     TransferTimeout,
     TrustError,
 )
-from .hostmemory import view_of
-from .pair import Frame, Pair
-from .transport import message_count
-from .wire.frame import CHUNK_BYTES, Body, Flag, Header, Kind, read_body, read_header
+from .hostmemory import Frame, view_of
+from .pair import Pair
+from .segments import Refused, drain, receive_segments
+from .wire.frame import Body, Flag, Header, Kind, read_body, read_header
 from .wire.notice import error_of, unpack_notice
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -160,7 +160,7 @@ class Incoming:
         try:
             return self._take_object(header, body, inline, deadline)
         except Refused as refused:
-            self._drain(body.segments, header.flags, deadline)
+            drain(self.pair, body.segments, header.flags, self.channel, deadline)
             raise refused.error from refused.error.__cause__
 
     def _take_header(self, deadline: Deadline) -> Header:
@@ -225,7 +225,7 @@ class Incoming:
         self._check_channel(body)
         plan, segments = self._admit(header.flags, body.skeleton, header.inline_bytes, body.segments)
         if segments:
-            self._transfer(segments, body.segments, deadline)
+            receive_segments(self.pair, segments, body.segments, self.channel, deadline)
         else:
             self.pair.post_ahead()
         return self._build(plan, inline, segments)
@@ -295,42 +295,6 @@ class Incoming:
                 )
             )
 
-    def _transfer(self, into: list[torch.Tensor], segments: Sequence[tuple[int, bool]], deadline: Deadline) -> None:
-        """Receive the segments of this message into ``into``; the next message may be on its way meanwhile."""
-        pair = self.pair
-        span = timeline.Span("wire") if timeline.active is not None or profiler._is_profiler_enabled else None
-        try:
-            pending = pair.link.recv_segments(into, [accelerator for _, accelerator in segments])
-            pair.post_ahead()
-            pending.wait(deadline)
-        except (TransferTimeout, PeerError) as error:
-            raise pair.close(error.locate(channel=self.channel, phase="segments")) from error
-        if span is not None:
-            nbytes = sum(nbytes for nbytes, _ in segments)
-            span.end(pair.rank, peer=pair.peer, channel=self.channel, bytes=nbytes)
-        for nbytes, _ in segments:
-            counters.messages_received += message_count(nbytes)
-            counters.bytes_received += nbytes
-
-    def _drain(self, segments: Sequence[tuple[int, bool]], flags: int, deadline: Deadline) -> None:
-        """Take the segments of a refused message out of the way, one at a time, so that the next message arrives."""
-        pair = self.pair
-        for nbytes, accelerator in segments:
-            try:
-                scratch = pair.link.allocate(nbytes, accelerator, None)
-            except (RuntimeError, MemoryError) as error:
-                raise pair.refuse(LimitError(f"no memory to receive a segment that is not wanted: {error}")) from None
-            pieces = chunks([scratch], [(nbytes, accelerator)]) if flags & Flag.CHUNKED else [(scratch, accelerator)]
-            try:
-                for piece, _ in pieces:
-                    pair.link.recv_segments([piece], [accelerator]).wait(deadline)
-            except (TransferTimeout, PeerError) as error:
-                raise pair.close(error.locate(channel=self.channel, phase="segments")) from error
-            for piece, _ in pieces:
-                counters.messages_received += message_count(piece.numel())
-            counters.bytes_received += nbytes
-        pair.post_ahead()
-
 
 def take_one(pair: Pair, deadline: Deadline) -> None:
     """Take the next message off a pair, for the first receive that is posted; the receiving direction is held."""
@@ -340,23 +304,3 @@ def take_one(pair: Pair, deadline: Deadline) -> None:
     finally:
         if first.done:
             pair.end_first()
-
-
-def chunks(segments: Sequence[torch.Tensor], table: Sequence[tuple[int, bool]]) -> list[tuple[torch.Tensor, bool]]:
-    """Segments as they are passed on from rank to rank, with where the first sender had them.
-
-    Every rank cuts in the same places. Accelerator memory is not cut: its transfers are batches of their own.
-    """
-    cut: list[tuple[torch.Tensor, bool]] = []
-    for segment, (_, accelerator) in zip(segments, table, strict=True):
-        step = segment.numel() if accelerator else CHUNK_BYTES
-        cut.extend((segment[at : at + step], accelerator) for at in range(0, segment.numel(), step))
-    return cut
-
-
-class Refused(Exception):
-    """This message is not wanted, but its transfers are still to come and must be taken."""
-
-    def __init__(self, error: ObjcommError) -> None:
-        super().__init__(str(error))
-        self.error = error

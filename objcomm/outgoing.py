@@ -14,7 +14,8 @@ from .config import settings, trust_here
 from .counters import counters
 from .deadline import Deadline
 from .errors import LimitError, ObjcommError, PeerError
-from .pair import Frame, Pair
+from .hostmemory import Frame
+from .pair import Pair
 from .transport import Pending, message_count
 from .wire.frame import Content, Flag, Kind, channel_name
 from .wire.notice import Notice, notice_of, pack_notice

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +22,7 @@ from . import timeline
 from .config import settings
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout
-from .hostmemory import view_of
+from .hostmemory import Frame, view_of
 from .transport import Link, Pending
 from .turn import Turn
 from .wire import card
@@ -38,15 +38,6 @@ _log = logging.getLogger("objcomm")
 # Together at most 9 MiB, of a send's 16.
 _KEPT_FRAMES = 4
 _KEPT_FRAME_BYTES = 9 << 18
-
-
-class Frame(NamedTuple):
-    """Memory of a head, as the transport and as the writer see it."""
-
-    memory: torch.Tensor
-    view: memoryview
-    nbytes: int
-    address: int
 
 
 _when_closed: list[Callable[[Pair, ObjcommError], None]] = []

@@ -19,11 +19,11 @@ from .counters import counters
 from .deadline import Deadline
 from .errors import ObjcommError
 from .failures import Failures
-from .incoming import chunks
 from .outgoing import Outgoing, prepare
 from .pair import Pair
 from .relay import Joined, Piece, send_bundle, spread
 from .rollcall import Call
+from .segments import chunks
 from .star import Taken
 from .team import Team
 from .wire.bundle import Parcel

@@ -23,13 +23,13 @@ LAYERS = [
     {"debugging"},
     {"work"},
     {"diagnosis", "watcher"},
-    {"arrival", "relay", "outgoing", "incoming", "pair", "pairs"},
+    {"arrival", "relay", "outgoing", "incoming", "segments", "pair", "pairs"},
     {"wire", "codec", "transport"},
     {"errors", "config", "deadline", "counters", "timeline", "hostmemory", "scope", "turn"},
 ]
 # Parts of one layer that may know each other. codec, wire and transport never do.
 COMPANIONS = [
-    {"arrival", "relay", "outgoing", "incoming", "pair", "pairs"},
+    {"arrival", "relay", "outgoing", "incoming", "segments", "pair", "pairs"},
     {"diagnosis", "watcher"},
     LAYERS[0],
     LAYERS[1],
