@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +18,12 @@ ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "pipeline_1f1b.py"
 
 
-def _module() -> dict[str, Any]:
-    return runpy.run_path(str(EXAMPLE), run_name="pipeline_1f1b")
+def _module() -> Any:
+    spec = importlib.util.spec_from_file_location("pipeline_1f1b", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["pipeline_1f1b"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -27,8 +31,8 @@ def _module() -> dict[str, Any]:
 def test_a_pipeline_trains_as_the_model_without_one(world_size: int, backend: str) -> None:
     def ranks(rank: int) -> list[str]:
         example = _module()
-        assert example["MICRO_BATCHES"] == 8
-        lines: list[str] = example["run"](rank, world_size)
+        assert example.MICRO_BATCHES == 8
+        lines: list[str] = example.run(rank, world_size)
         return lines
 
     *others, last = run_ranks(ranks, world_size, backend=backend, timeout=120)
@@ -53,7 +57,7 @@ def test_a_gradient_that_is_lost_is_seen() -> None:
 
             received.ReceivedObject._post = post  # type: ignore[method-assign]
         try:
-            example["run"](rank, 2)
+            example.run(rank, 2)
         except AssertionError as error:
             return str(error)
         except Exception as error:
@@ -75,6 +79,6 @@ def test_the_script_runs_by_itself() -> None:
 
 def test_micro_batches_have_other_sizes_every_time() -> None:
     example = _module()
-    batches = [batch for step in range(3) for batch in example["micro_batches"](step)]
+    batches = [batch for step in range(3) for batch in example.micro_batches(step)]
     assert len({tuple(map(len, batch)) for batch in batches}) > 20
     assert all(isinstance(sequence, torch.Tensor) for batch in batches for sequence in batch)

@@ -401,6 +401,17 @@ def test_relative_imports_of_generated_code(tmp_path: Path) -> None:
         sys.modules.pop(f"{NAME}.{name}", None)
 
 
+def test_dataclasses_of_rebuilt_code(tmp_path: Path) -> None:
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Model:\n    n: int = 3\n"
+    module = load(write(tmp_path, text))
+    encoded = encode(module.Model(4))
+    del sys.modules[NAME]
+    arrived = arrive(encoded)
+    assert arrived.n == 4
+    assert arrived == type(arrived)(4)
+    assert NAME not in sys.modules
+
+
 def test_tracebacks_of_rebuilt_code_show_its_lines(tmp_path: Path) -> None:
     text = "class Model:\n    def fail(self):\n        raise ValueError('on purpose')  # here\n"
     module = load(write(tmp_path, text))

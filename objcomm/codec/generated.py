@@ -8,6 +8,7 @@ it makes the module from the source, once for each digest, and keeps it apart fr
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -16,6 +17,7 @@ import os
 import sys
 import threading
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import DecodeError, EncodeError, UsageError
@@ -29,6 +31,7 @@ _registered: set[str] = set()
 _found: dict[str, tuple[types.ModuleType, bool]] = {}
 _rebuilt: dict[str, types.ModuleType] = {}
 _lock = threading.RLock()
+_making = threading.RLock()
 
 
 def register_generated(module: types.ModuleType | str, *, source: str | None = None) -> None:
@@ -275,8 +278,7 @@ def _own(name: str, source: str) -> types.ModuleType | None:
 
 
 def _source_by(loader: Any, name: str) -> str | None:
-    text = loader.get_source(name) if hasattr(loader, "get_source") else None
-    return text if isinstance(text, str) else None
+    return loader.get_source(name) if hasattr(loader, "get_source") else None
 
 
 def _make(name: str, source: str, file: str, renamed: dict[str, tuple[str, str]], digest: str) -> types.ModuleType:
@@ -287,7 +289,8 @@ def _make(name: str, source: str, file: str, renamed: dict[str, tuple[str, str]]
     namespace.update({"__file__": filename, "__package__": name.rpartition(".")[0], MARK: True})
     modulesource.remember(namespace, source)
     try:
-        exec(compile(source, filename, "exec", dont_inherit=True), namespace)
+        with _findable(module):
+            exec(compile(source, filename, "exec", dont_inherit=True), namespace)
         for path, (short, qualname) in renamed.items():
             cls = _at(namespace, path)
             cls.__name__, cls.__qualname__ = short, qualname
@@ -295,6 +298,18 @@ def _make(name: str, source: str, file: str, renamed: dict[str, tuple[str, str]]
         raise DecodeError(f"the generated module {name} cannot be made here: {reason(error)}") from error
     modulesource.homes.update(dict.fromkeys(modulesource.classes_of(namespace), namespace))
     return module
+
+
+@contextlib.contextmanager
+def _findable(module: types.ModuleType) -> Iterator[None]:
+    """While a module is made, what looks for it by its name, as dataclasses do, finds it; unless another one has it."""
+    with _making:
+        mine = sys.modules.setdefault(module.__name__, module) is module
+        try:
+            yield
+        finally:
+            if mine:
+                sys.modules.pop(module.__name__, None)
 
 
 def _at_path(module: types.ModuleType, path: str) -> Any:
