@@ -402,8 +402,9 @@ def test_relative_imports_of_generated_code(tmp_path: Path) -> None:
 
 
 def test_dataclasses_of_rebuilt_code(tmp_path: Path) -> None:
-    text = "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Model:\n    n: int = 3\n"
-    module = load(write(tmp_path, text))
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    module = load(write(tmp_path, f"{head}@dataclass\nclass Model:\n    n: int = 3\n"))
+    objcomm.register_generated(module)
     encoded = encode(module.Model(4))
     del sys.modules[NAME]
     arrived = arrive(encoded)
