@@ -82,7 +82,7 @@ def test_the_environment_asks_for_it_and_a_killed_rank_loses_nothing(tmp_path: P
     run_ranks(body, 2, may_die=[1])
     assert not (tmp_path / "rank-1.json").read_text().strip().endswith("]")
     ranks = tracing_merge.load(tmp_path)
-    assert len(_spans(ranks[1].events, name="decode")) == 6
+    assert len(_spans(ranks[1].events, name="decode")) == 3
     assert len(tracing_merge.flows(ranks)) == 4
 
 
