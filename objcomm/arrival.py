@@ -10,7 +10,7 @@ from .codec import Plan
 from .counters import counters
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError, ProtocolError, UsageError
-from .hostmemory import Frame, view_of
+from .hostmemory import Frame
 from .incoming import Incoming
 from .outgoing import Outgoing
 from .pair import Pair
@@ -85,12 +85,10 @@ class Arrival(Incoming):
         pair, nbytes, window = self.pair, header.frame_bytes, self.pair.link.window
         counters.bytes_received += max(nbytes, window) if pair.link.exact else nbytes
         if nbytes <= window:
-            memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-            frame = Frame(memory, view_of(memory), nbytes, memory.data_ptr())
+            frame = Frame.of(torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
             frame.view[:] = pair.window_view[:nbytes]
         else:
-            memory = self._transfer_rest(header, deadline)
-            frame = Frame(memory, view_of(memory), nbytes, memory.data_ptr())
+            frame = Frame.of(self._transfer_rest(header, deadline))
             counters.messages_received += 1
         self._inline = frame
         return frame.view[: header.inline_at], frame.memory[header.inline_at :]

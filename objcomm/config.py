@@ -82,10 +82,10 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
             if local not in ("0", "1"):
                 raise UsageError(f"OBJCOMM_LOCAL_TRANSPORT must be 0 or 1, not {local!r}")
             settings = replace(settings, local_transport=local == "1")
-        if environ.get("OBJCOMM_MAX_BYTES"):
-            settings = replace(settings, max_bytes=_number("OBJCOMM_MAX_BYTES", environ, int))
-        if environ.get("OBJCOMM_POOL_BYTES"):
-            settings = replace(settings, pool_bytes=_number("OBJCOMM_POOL_BYTES", environ, int))
+        for size in ("max_bytes", "pool_bytes"):
+            name = f"OBJCOMM_{size.upper()}"
+            if environ.get(name):
+                settings = replace(settings, **{size: _number(name, environ, int)})  # type: ignore[arg-type]
         if environ.get("OBJCOMM_TIMEOUT"):
             settings = replace(settings, timeout=_number("OBJCOMM_TIMEOUT", environ, float))
     except UsageError as error:

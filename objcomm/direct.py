@@ -16,7 +16,7 @@ from .failures import Failures, placed, plain
 from .incoming import Incoming
 from .outgoing import Outgoing, notify, post, prepare
 from .rollcall import Call
-from .star import Taken
+from .star import Taken, opened
 from .team import Team
 from .wire.frame import Content, Kind, channel_name
 from .wire.notice import notice_of
@@ -76,13 +76,7 @@ class TeamWork(ObjectWork[T]):
                 failures.present(taken.pair)
             except ObjcommError as error:
                 failures.note(error, taken.pair)
-        objects: dict[int, Any] = {}
-        if not failures:
-            for taken in self.expected:
-                try:
-                    objects[taken.pair.peer] = taken.open()
-                except ObjcommError as error:
-                    failures.keep(error)
+        objects = opened(self.expected, failures)
         failures.wait_for(self.outgoings, deadline)
         self._moving = ()
         try:

@@ -45,3 +45,8 @@ class Frame(NamedTuple):
     view: memoryview
     nbytes: int
     address: int
+
+    @classmethod
+    def of(cls, memory: torch.Tensor) -> Frame:
+        """Flat uint8 memory on the CPU."""
+        return cls(memory, view_of(memory), memory.numel(), memory.data_ptr())

@@ -11,7 +11,7 @@ from .errors import EncodeError, LimitError, TrustError, UsageError
 from .incoming import Incoming
 from .outgoing import send
 from .pair import Pair
-from .pairs import pair_for
+from .pairs import pair_for, refuse_fakes
 from .transport import rank_in
 from .wire.frame import channel_name
 from .work import ObjectWork, advance, deadline_for, watch
@@ -30,10 +30,11 @@ def send_object(
     channel: str = "",
     timeout: float | None = None,
 ) -> None:
-    """Send any Python object to one rank, and return when the receiver has taken it.
+    """Send any Python object to one rank, and return when its memory is no longer needed.
 
     Tensors travel as raw bytes, from their own memory into the memory where they will live; everything else goes in one
-    small head. The receiver calls :func:`recv_object` and needs to know nothing of sizes or types.
+    small head. The receiver calls :func:`recv_object` and needs to know nothing of sizes or types. Between hosts it has
+    taken the object by then; within one host a small object may still wait for it.
 
     Args:
         obj: nested containers of tensors of any shape and dtype, numbers, strings, arrays, user objects.
@@ -236,8 +237,8 @@ def move_object(
 
 def pair_of(rank: int | None, group: ProcessGroup | None, group_rank: int | None, name: str) -> Pair:
     """The pair that a call means by ``rank`` or ``group_rank``; ``name`` is what it calls the former."""
-    if _C._len_torch_dispatch_stack() and _C._get_dispatch_mode(_C._TorchDispatchModeKey.FAKE) is not None:
-        raise UsageError("under FakeTensorMode no memory is real", hint="send and receive outside of it")
+    if _C._len_torch_dispatch_stack():
+        refuse_fakes()
     return pair_for(group, rank, group_rank, name)
 
 

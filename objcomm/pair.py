@@ -134,8 +134,7 @@ class Pair:
         """
         frame = self._frames.pop(nbytes, None)
         if frame is None:
-            memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-            frame = Frame(memory, view_of(memory), nbytes, memory.data_ptr())
+            frame = Frame.of(torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
         return frame
 
     def return_frame(self, frame: Frame) -> None:

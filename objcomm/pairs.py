@@ -6,7 +6,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from . import timeline
@@ -14,6 +16,7 @@ from .errors import UsageError
 from .pair import Pair
 from .transport import Peer, link, name_of, resolve, standing
 
+_C: Any = torch._C
 _pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, Pair]] = weakref.WeakKeyDictionary()
 _pairs_lock = threading.Lock()
 _every: weakref.WeakSet[Pair] = weakref.WeakSet()
@@ -43,6 +46,16 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def refuse_fakes() -> None:
+    """For calls made while torch dispatches through modes.
+
+    Raises:
+        UsageError: one of them makes fake tensors.
+    """
+    if _C._get_dispatch_mode(_C._TorchDispatchModeKey.FAKE) is not None:
+        raise UsageError("under FakeTensorMode no memory is real", hint="send and receive outside of it")
 
 
 def pair_for(group: dist.ProcessGroup | None, rank: int | None, group_rank: int | None, name: str) -> Pair:

@@ -55,6 +55,18 @@ class Taken(Incoming):
             raise error.locate(rank=self.pair.rank, peer=self.pair.peer, channel=self.channel) from error.__cause__
 
 
+def opened(expected: Sequence[Taken], failures: Failures) -> dict[int, Any]:
+    """The objects that came, by rank; none if anything has failed before one of them is built."""
+    objects: dict[int, Any] = {}
+    if not failures:
+        for taken in expected:
+            try:
+                objects[taken.pair.peer] = taken.open()
+            except ObjcommError as error:
+                failures.keep(error)
+    return objects
+
+
 class Star:
     """One call in progress on this rank; ``centre`` is the rank that all the others exchange something with."""
 
@@ -162,13 +174,7 @@ def gather(star: Star) -> dict[int, object]:
     star.take(expected)
     star.say()
     # Nobody waits for this rank any more, unless it is for the verdict, which is on its way.
-    objects: dict[int, object] = {}
-    if not star.failures:
-        for taken in expected:
-            try:
-                objects[taken.pair.peer] = taken.open()
-            except ObjcommError as error:
-                star.failures.keep(error)
+    objects = opened(expected, star.failures)
     star.finish()
     return objects
 

@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup, get_process_group_ranks
 from .deadline import Deadline
 from .errors import UsageError
 from .pair import Pair
-from .pairs import pair_for
+from .pairs import pair_for, refuse_fakes
 from .transport import existing, rank_in
 from .work import deadline_for
 
@@ -28,8 +28,8 @@ class Team:
     __slots__ = ("group", "pairs", "rank", "ranks")
 
     def __init__(self, group: ProcessGroup | None, ranks: Sequence[int] | None) -> None:
-        if torch._C._len_torch_dispatch_stack() and _fake_mode_is_on():
-            raise UsageError("under FakeTensorMode no memory is real", hint="send and receive outside of it")
+        if torch._C._len_torch_dispatch_stack():
+            refuse_fakes()
         self.rank = rank_in(group)
         self.group: ProcessGroup = existing(group)
         self.ranks = get_process_group_ranks(group) if ranks is None else _checked(ranks, self.rank)
@@ -74,8 +74,3 @@ def _checked(ranks: Sequence[int], me: int) -> list[int]:
     if me not in members:
         raise UsageError(f"this rank, {me}, is not among the ranks of this call: {members}", rank=me)
     return members
-
-
-def _fake_mode_is_on() -> bool:
-    c = torch._C
-    return c._get_dispatch_mode(c._TorchDispatchModeKey.FAKE) is not None

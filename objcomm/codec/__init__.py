@@ -157,18 +157,13 @@ class Plan:
         """
         builder: Builder | None = None
         parsed = self._parsed
-        if parsed.short:
-            try:
-                return _skeleton.unpack_plain(parsed.tree)
-            except Exception as error:
-                located = decoding_error(error, parsed, None)
-                raise located from _cause(located, error)
         # Building makes many objects and no garbage: a collection would only look at all of them again.
-        collecting = gc.isenabled()
-        gc.disable()
+        collecting = not parsed.short and gc.isenabled()
+        if collecting:
+            gc.disable()
         try:
             if parsed.plain:
-                return _skeleton.unpack_plain(parsed.tree)
+                return _skeleton.unpack(parsed.tree)
             leaves = [] if self._memory is None else self._memory.build(inline, segments, device)
             if self._filling is not None:
                 leaves = self._filling.fill(leaves)

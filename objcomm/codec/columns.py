@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -12,10 +12,6 @@ from ..errors import EncodeError
 from . import tensors
 from .form import Form
 from .kept import Kept
-
-_C: Any = torch._C
-_dispatch_keys = _C._dispatch_keys
-_number_of: Callable[[Any], Any] = getattr(_C.DispatchKeySet, "raw_repr", repr)
 
 _attributes = attrgetter("__dict__")
 _dtype = attrgetter("dtype")
@@ -55,7 +51,7 @@ def columns_of(found: list[torch.Tensor]) -> Columns | None:
     if any(map(_attributes, found)):
         return None
     devices: dict[int, torch.device] = {}
-    keys = set(map(_number_of, map(_dispatch_keys, found)))
+    keys = set(map(tensors.number_of, map(tensors.dispatch_keys, found)))
     if not keys <= _cpu_keys:
         if not all(map(tensors.is_plain, found)):
             return None

@@ -20,7 +20,6 @@ _C: Any = torch._C
 _torch: Any = torch
 _nn: Any = torch.nn
 
-_TENSOR = torch.Tensor
 _QUANTIZED = {torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: torch.int32}
 _PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
 

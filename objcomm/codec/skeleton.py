@@ -172,11 +172,6 @@ def unpack(
     )
 
 
-def unpack_plain(blob: bytes | memoryview) -> Any:
-    """A tree that has nothing but msgpack's own types."""
-    return unpackb(blob, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_no_leaves)
-
-
 class Stream(NamedTuple):
     """Where in the memory table the pickle stream and its buffers are, and how many leaves it holds."""
 

@@ -14,8 +14,8 @@ from .form import ACCELERATOR, PARAMETER, REQUIRES_GRAD, Form
 from .kept import Kept
 
 _C: Any = torch._C
-_dispatch_keys = _C._dispatch_keys
-_number_of: Callable[[Any], Any] = getattr(_C.DispatchKeySet, "raw_repr", repr)
+dispatch_keys = _C._dispatch_keys
+number_of: Callable[[Any], Any] = getattr(_C.DispatchKeySet, "raw_repr", repr)
 
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
@@ -31,14 +31,14 @@ def is_plain(obj: torch.Tensor) -> bool:
     """Whether a tensor is strided memory and nothing else, of a type of torch's own: ``add_tensor`` takes it."""
     if type(obj) not in PLAIN_TYPES or obj.__dict__:
         return False
-    keys = _dispatch_keys(obj)
-    known = _plain_keys.get(_number_of(keys))
+    keys = dispatch_keys(obj)
+    known = _plain_keys.get(number_of(keys))
     return _look_up(keys) if known is None else known
 
 
 def dispatch_names(obj: torch.Tensor) -> list[str]:
     """What a tensor answers to, beside autograd and autocast."""
-    return _names(_dispatch_keys(obj))
+    return _names(dispatch_keys(obj))
 
 
 def _names(keys: Any) -> list[str]:
@@ -48,7 +48,7 @@ def _names(keys: Any) -> list[str]:
 def _look_up(keys: Any) -> bool:
     others = _names(keys)
     plain = len(others) == 1 and is_memory(others[0])
-    _plain_keys[_number_of(keys)] = plain
+    _plain_keys[number_of(keys)] = plain
     return plain
 
 

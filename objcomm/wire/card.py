@@ -66,8 +66,7 @@ def refuse(store: Store, rank: int, peer: int, reason: str) -> None:
     Raises:
         RuntimeError: the store does not answer.
     """
-    text = reason.encode("utf-8", "replace")[:_MAX_CARD_BYTES].decode("utf-8", "ignore")
-    within(_REASON_SECONDS, lambda: store.set(f"objcomm/refused/{peer}/{rank}", text))
+    within(_REASON_SECONDS, lambda: store.set(f"objcomm/refused/{peer}/{rank}", _clipped(reason)))
 
 
 def refusal(store: Store, rank: int, peer: int) -> str | None:
@@ -95,8 +94,7 @@ def say(store: Store, rank: int, text: str) -> None:
     Raises:
         RuntimeError: the store does not answer.
     """
-    short = text.encode("utf-8", "replace")[:_MAX_CARD_BYTES].decode("utf-8", "ignore")
-    within(_REASON_SECONDS, lambda: store.set(f"objcomm/said/{rank}", short))
+    within(_REASON_SECONDS, lambda: store.set(f"objcomm/said/{rank}", _clipped(text)))
 
 
 def said(store: Store, rank: int) -> str | None:
@@ -107,6 +105,11 @@ def said(store: Store, rank: int) -> str | None:
     """
     text = within(_REASON_SECONDS, lambda: peek(store, f"objcomm/said/{rank}"))
     return text.decode("utf-8", "replace") if text else None
+
+
+def _clipped(text: str) -> str:
+    """What an entry has room for."""
+    return text.encode("utf-8", "replace")[:_MAX_CARD_BYTES].decode("utf-8", "ignore")
 
 
 def peek(store: Store, key: str) -> bytes | None:
