@@ -25,6 +25,8 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+import objcomm
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -156,6 +158,8 @@ def serve() -> None:
 def _job(function: str, rank: int, size: int, port: int, backend: str, timeout: float, args: Any) -> Any:
     if backend == "strict":
         importlib.import_module("tests.strict_backend")
+    # What is told of the strict backend has to go over it, and not around it; all else goes as it does by default.
+    objcomm.configure(local_transport=backend != "strict")
     store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=timeout))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     try:
