@@ -24,7 +24,7 @@ from msgpack import Unpacker, unpackb
 
 from ..config import Trust
 from ..errors import DecodeError, EncodeError
-from . import codes, opaque, packing
+from . import codes, opaque, packing, runs
 from .codes import Part, ext
 from .columns import columns_of
 from .deep import Rewriter
@@ -69,7 +69,7 @@ def _pack_tensors(obj: Any, found: list[torch.Tensor], threshold: int, forbid_gr
         columns = columns_of(found)
         if columns is None or (forbid_grad and any(tensor.requires_grad for tensor in found)):
             return None
-        tree = packing.pack_leaves(obj, found, codes.memory_leaves(len(found)))
+        tree = packing.pack_leaves(runs.fold(obj, found), found, codes.memory_leaves(len(found)))
     except (EncodeError, KeyError, ValueError, OverflowError):
         return None
     writer = MemoryWriter(threshold)
