@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 from . import debugging
 from .direct import in_background, start, together
 from .errors import UsageError
+from .labels import label
 from .p2p import Device, target_device
 from .rollcall import Call
 from .star import Star, gather, give, scatter, scattered
@@ -64,7 +65,8 @@ def broadcast_object(
     source = team.member(group, src, group_src, "src")
     target = target_device(device)
     if debugging.enabled:
-        debugging.cross_check(group, team.ranks, "broadcast_object", f"src={source}, channel={channel!r}", timeout)
+        arguments = f"src={source}, {_shown(channel, async_op)}"
+        debugging.cross_check(group, team.ranks, "broadcast_object", arguments, timeout)
     forbid_grad = forbid_grad and torch.is_grad_enabled()
     if not team.pairs:
         return ObjectWork.over(obj) if async_op else obj
@@ -122,7 +124,8 @@ def scatter_objects(
     source = team.member(group, src, group_src, "src")
     target = target_device(device)
     if debugging.enabled:
-        debugging.cross_check(group, team.ranks, "scatter_objects", f"src={source}, channel={channel!r}", timeout)
+        arguments = f"src={source}, {_shown(channel, async_op)}"
+        debugging.cross_check(group, team.ranks, "scatter_objects", arguments, timeout)
     is_source = team.rank == source
     mine = _one_for_each(objs, team) if is_source else {}
     if not team.pairs:
@@ -183,7 +186,7 @@ def gather_objects(
     target = team.member(group, dst, group_dst, "dst")
     placed = target_device(device)
     if debugging.enabled:
-        debugging.cross_check(group, team.ranks, "gather_objects", f"dst={target}, channel={channel!r}", timeout)
+        debugging.cross_check(group, team.ranks, "gather_objects", f"dst={target}, {_shown(channel)}", timeout)
     if not team.pairs:
         return [obj]
     with Call(team) as call:
@@ -226,7 +229,7 @@ def all_gather_objects(
     team = Team(group, ranks)
     target = target_device(device)
     if debugging.enabled:
-        debugging.cross_check(group, team.ranks, "all_gather_objects", f"channel={channel!r}", timeout)
+        debugging.cross_check(group, team.ranks, "all_gather_objects", _shown(channel, async_op), timeout)
 
     def in_order(objects: dict[int, Any]) -> list[Any]:
         return [obj if rank == team.rank else objects[rank] for rank in team.ranks]
@@ -279,7 +282,7 @@ def all_to_all_objects(
     team = Team(group, ranks)
     target = target_device(device)
     if debugging.enabled:
-        debugging.cross_check(group, team.ranks, "all_to_all_objects", f"channel={channel!r}", timeout)
+        debugging.cross_check(group, team.ranks, "all_to_all_objects", _shown(channel, async_op), timeout)
     mine = _one_for_each(objs, team)
     if not team.pairs:
         return _over({team.rank: mine if isinstance(mine, BaseException) else [mine[team.rank]]}, team, async_op)
@@ -315,6 +318,11 @@ def _one_for_each(objs: Sequence[object] | None, team: Team) -> dict[int, Any] |
 
 
 def _label(call: str, channel: str) -> str:
-    """The name under which the messages of a call travel: ranks that make different calls notice."""
+    """The name under which the messages of a call travel, its channel checked."""
     channel_name(channel)
-    return f"<{call}> {channel}"
+    return label(call, channel)
+
+
+def _shown(channel: str, async_op: bool = False) -> str:
+    """The arguments that all ranks give alike, as debug mode compares and shows them."""
+    return f"channel={channel!r}{', async_op=True' if async_op else ''}"
