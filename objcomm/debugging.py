@@ -20,8 +20,8 @@ from .deadline import Deadline
 from .diagnosis import Awaited, frame_line, is_library, tell_of
 from .errors import ObjcommError, PeerError, ProtocolError, TransferTimeout
 from .pair import Pair
-from .pairs import all_pairs, pair_for
-from .transport import rank_in, standing
+from .pairs import all_pairs
+from .team import Team
 from .wire import card
 from .work import deadline_for
 
@@ -77,26 +77,29 @@ def debug(on: bool = True, *, lines: bool = True) -> None:
     watcher.talk(on)
 
 
-def cross_check(
-    group: dist.ProcessGroup | None, ranks: Sequence[int], call: str, arguments: str, timeout: float | None
-) -> None:
-    """Wait until all of ``ranks`` are about to make this call: for debug mode, where it is the first thing they do.
+def cross_check(team: Team, call: str, timeout: float | None, **alike: object) -> None:
+    """Wait until all of a team are about to make this call: for debug mode, where it is the first thing they do.
+
+    Args:
+        team: those that take part.
+        call: the name of the public call.
+        timeout: as the call has it.
+        alike: the arguments that all of them must give alike.
 
     Raises:
         ProtocolError: another rank makes another call, on all ranks.
         TransferTimeout: a rank did not come in time.
+        PeerError: the group's store does not answer.
     """
-    me = rank_in(group)
-    others = [rank for rank in ranks if rank != me]
-    if not others or me not in ranks:
+    if not team.pairs:
         return
-    pg = standing(group)
-    assert pg is not None
-    members = tuple(sorted(ranks))
-    numbers = _numbers.setdefault(pg, {})
+    me = team.rank
+    members = tuple(sorted(team.ranks))
+    numbers = _numbers.setdefault(team.group, {})
     number = numbers[members] = numbers.get(members, -1) + 1
-    pair = pair_for(group, others[0], None, "ranks")
+    pair = next(iter(team.pairs.values()))
     store = dist.PrefixStore(f"objcomm/debug/{','.join(map(str, members))}", pair.link.store)
+    arguments = ", ".join(f"{name}={value!r}" for name, value in alike.items() if value is not False)
     mine = Call(call, arguments, _line())
     try:
         card.within(card.STORE_SECONDS, lambda: store.set(f"{number}/{me}", json.dumps(mine)))
