@@ -8,6 +8,7 @@ from operator import is_, is_not
 from typing import Any
 
 import torch
+from msgpack import ExtType
 
 from . import codes
 from .codes import Part, ext
@@ -31,6 +32,11 @@ def fold(obj: Any, found: Sequence[torch.Tensor]) -> Part:
         found: all tensors in it, in the order of the memory table.
     """
     return _Folder(found).fold(obj, _MOST_LEVELS) if len(found) >= _FEWEST else obj
+
+
+def is_folded(part: Part) -> bool:
+    """Whether nothing is left of the tensors in what :func:`fold` has returned."""
+    return type(part) is ExtType or (type(part) is list and bool(part) and part[0] is _NAMED)
 
 
 def entries(data: bytes, count: int) -> slice:
