@@ -37,8 +37,8 @@ def chosen(words: Sequence[str]) -> list[Payload]:
         elif word.upper() in known:
             found.append(known[word.upper()])
         else:
-            names = f"{PAYLOADS[0].name} to {PAYLOADS[-1].name}"
-            raise PayloadError(f"there is no payload {word!r}: give one of {names}, or a file that ends in .py")
+            ours = f"{PAYLOADS[0].name} to {PAYLOADS[-1].name}"
+            raise PayloadError(f"there is no payload {word!r}: give one of {ours}, or a file that ends in .py")
     names = [payload.name for payload in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

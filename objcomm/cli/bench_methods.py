@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import pickle
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,7 @@ class Bench:
             objcomm.exchange_objects(None, self.peer, group=group)
         objcomm.configure(local_transport=wanted)
         objcomm.exchange_objects(None, self.peer)
+        self.one_host = self.exchange(socket.gethostname()) == socket.gethostname()
         self.left_out = {name: reason for name in names if (reason := self._why_not(name)) is not None}
         self.names = [name for name in METHODS if name in names and name not in self.left_out]
 

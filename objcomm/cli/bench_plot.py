@@ -68,14 +68,15 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     with mpl.rc_context({"font.size": 10, "axes.titlesize": 11, "text.color": _INK, "axes.labelcolor": _INK}):
         figure = mpl.figure.Figure(figsize=(12, 8.4), layout="constrained")
         above, below = figure.subplots(2, 2)
-        _panel(above[0], in_size, names, lambda row, took: took, "one tensor: time one way")
-        _panel(above[1], in_size, names, lambda row, took: row["size"] / took / _GIB, "one tensor: GiB a second")
-        _panel(below[0], in_number, names, lambda row, took: took, f"many tensors of {ELEMENTS} elements: time one way")
-        per = f"many tensors of {ELEMENTS} elements: time for each"
+        _panel(above[0], in_size, names, lambda row, took: took, "One tensor: time one way")
+        _panel(above[1], in_size, names, lambda row, took: row["size"] / took / _GIB, "One tensor: GiB a second")
+        _panel(below[0], in_number, names, lambda row, took: took, f"Many tensors of {ELEMENTS} elements: time one way")
+        per = f"Many tensors of {ELEMENTS} elements: time for each"
         _panel(below[1], in_number, names, lambda row, took: took / row["size"], per)
         for axes in (above[0], below[0], below[1]):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _: _time(value))
+            axes.tick_params(axis="y", which="minor", length=0)
         above[1].set_ylim(bottom=0)
         for axes in above:
             axes.set_xscale("log", base=2)
@@ -88,8 +89,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             axes.set_xticks(ticks, [f"{count:,}" for count in ticks])
             axes.set_xticks([], minor=True)
             axes.set_xlabel("tensors in one object")
+        host = "one host" if found["one_host"] else "two hosts"
+        figure.suptitle(f"Objects between two ranks of {host}", x=0.008, ha="left", fontsize=14, fontweight="bold")
         handles, labels = above[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+        figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
         figure.supxlabel(_caption(found), fontsize=8.5, color="#777777")
         figure.savefig(path, dpi=150)
 

@@ -56,7 +56,7 @@ def measure(
         return row
     if bench.rank == 1:
         row["bytes"] = theirs[1]
-    if extras and row["bytes"] < _SHORTEST_COPY:
+    if row["bytes"] < _SHORTEST_COPY:
         names = [name for name in names if name != "memcpy"]
     methods = _usable(bench, bench.methods(payload, obj, row["bytes"], names), row["left_out"], report)
     times = _rounds(bench, methods, rounds, seconds, report)

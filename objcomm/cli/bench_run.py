@@ -15,6 +15,7 @@ from .bench_methods import METHODS, Bench
 from .bench_rounds import Row
 from .bench_rounds import measure as measure_payload
 from .bench_start import Ranks
+from .bench_sweep import Growth
 from .payloads import Payload
 from .progress import Progress
 
@@ -73,9 +74,11 @@ def measure(ranks: Ranks, payloads: Sequence[Payload], options: argparse.Namespa
     screen = Screen(bench.rank, options, steps)
     found["machine"]["way"] = examine.way(bench.peer)
     found["started_by"] = ranks.started_by
+    found["one_host"] = bench.one_host
     found["methods"] = {name: METHODS[name][1] for name in bench.names}
     found["left_out"] = bench.left_out
-    screen.line(f"objcomm bench: two ranks, started by {ranks.started_by}; {in_a_line(found['machine'])}")
+    where = "one host" if bench.one_host else "two hosts"
+    screen.line(f"objcomm bench: two ranks of {where}, started by {ranks.started_by}; {in_a_line(found['machine'])}")
     screen.line(f"objcomm's way: {found['machine']['way']}")
     screen.line(f"One way, medians of up to {options.rounds} rounds in which the methods take turns.\n")
     try:
@@ -142,9 +145,9 @@ def _sweep(bench: Bench, sweep: bench_sweep.Sweep, options: argparse.Namespace, 
     return rows
 
 
-def _growths(found: dict[str, list[Row]], wanted: Sequence[bench_sweep.Sweep], names: Sequence[str]) -> list[Any]:
+def _growths(found: dict[str, list[Row]], wanted: Sequence[bench_sweep.Sweep], names: Sequence[str]) -> list[Growth]:
     judged = [name for name in ("objcomm", "gloo") if name in names]
-    return [one for sweep in wanted for one in bench_sweep.growths(sweep.name, sweep.unit, found[sweep.name], judged)]
+    return [one for sweep in wanted for one in bench_sweep.growths(sweep, found[sweep.name], judged)]
 
 
 def _write(found: dict[str, Any], options: argparse.Namespace) -> None:

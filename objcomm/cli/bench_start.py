@@ -26,7 +26,8 @@ from . import launch
 _MPI_RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _WHY_NOT = "OBJCOMM_BENCH_NO_MPI"
 _TERMINAL = "OBJCOMM_BENCH_TERMINAL"
-_PROBE = "from mpi4py import MPI; from mpi4py.util import pkl5; print('ranks', MPI.COMM_WORLD.size, flush=True)"
+# In one write: what two ranks print arrives mixed.
+_PROBE = "import os; from mpi4py import MPI; from mpi4py.util import pkl5; os.write(1, b'<%d>' % MPI.COMM_WORLD.size)"
 _PROBE_SECONDS = 30.0
 _END_SECONDS = 5.0
 
@@ -157,7 +158,7 @@ def _why_not_mpi() -> str | None:
     if done.returncode != 0:
         last = (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()[-1]
         return f"mpiexec does not work: {last}"
-    if done.stdout.count(f"ranks {launch.RANKS}") != launch.RANKS:
+    if done.stdout.count(f"<{launch.RANKS}>") != launch.RANKS:
         return f"{command[0]} does not belong to the MPI library that mpi4py uses"
     return None
 

@@ -92,9 +92,9 @@ class Growth(NamedTuple):
 
     Attributes:
         sizes, times: how many times as much the last size is, and takes, as the first.
-        cheapest: the size at which a byte or a tensor costs least, ``least`` seconds.
-        dearest: the larger size at which it costs most, ``rise`` times ``least``.
-        memcpy: by how much the cost of a byte rises between the same sizes where it is only copied.
+        cheapest, dearest: the two sizes, the smaller one first, between which the cost of a byte or of a tensor rises
+            most, to ``rise`` times what it was.
+        memcpy: the most by which the cost of a byte rises between two sizes in that range where it is only copied.
         fine: the time grows no faster than the size, noise and the machine's own memory aside.
     """
 
@@ -103,57 +103,52 @@ class Growth(NamedTuple):
     sizes: float
     times: float
     cheapest: int
-    least: float
     dearest: int
     rise: float
     memcpy: float | None
     fine: bool
 
 
-def growth(method: str, unit: str, points: Sequence[tuple[int, float]], memcpy: Mapping[int, float]) -> Growth | None:
-    """Judge ``points``, sizes and seconds in rising order; ``memcpy`` has the seconds that copying takes, by size.
+Point = tuple[int, float]
 
-    Of all pairs of a smaller and a larger size that one decides between which the cost of a byte rises most.
 
-    >>> found = growth("objcomm", "byte", [(1, 9.0), (10, 10.0), (100, 110.0), (1000, 2000.0)], {})
+def growth(method: str, unit: str, points: Sequence[Point], memcpy: Sequence[Point] = ()) -> Growth | None:
+    """Judge ``points``, sizes and seconds in rising order, and as many of a ``memcpy``. ``None`` if one is too few.
+
+    >>> points = [(1, 9.0), (10, 10.0), (100, 110.0), (1000, 2000.0)]
+    >>> found = growth("objcomm", "byte", points)
     >>> found.cheapest, found.dearest, found.rise, found.fine
     (10, 1000, 2.0, False)
-    >>> growth("objcomm", "byte", [(10, 10.0), (1000, 2000.0)], {10: 1.0, 1000: 200.0}).fine
+    >>> growth("objcomm", "byte", points, [(10, 1.0), (100, 20.0), (1000, 100.0)]).fine
     True
     """
     if len(points) < 2:
         return None
+    low, high = _steepest(points)
+    rise = _rise(low, high)
+    within = [point for point in memcpy if low[0] <= point[0] <= high[0]]
+    copied = _rise(*_steepest(within)) if len(within) > 1 else None
+    sizes, times = points[-1][0] / points[0][0], points[-1][1] / points[0][1]
+    fine = rise <= TOLERANCE * max(1.0, copied or 1.0)
+    return Growth(method, unit, sizes, times, low[0], high[0], rise, copied, fine)
+
+
+def _steepest(points: Sequence[Point]) -> tuple[Point, Point]:
     pairs = [(low, high) for place, low in enumerate(points) for high in points[place + 1 :]]
-    low, high = max(pairs, key=lambda pair: _cost(pair[1]) / _cost(pair[0]))
-    rise = _cost(high) / _cost(low)
-    copied = None
-    if low[0] in memcpy and high[0] in memcpy:
-        copied = (memcpy[high[0]] / high[0]) / (memcpy[low[0]] / low[0])
-    return Growth(
-        method,
-        unit,
-        points[-1][0] / points[0][0],
-        points[-1][1] / points[0][1],
-        low[0],
-        _cost(low),
-        high[0],
-        rise,
-        copied,
-        rise <= TOLERANCE * max(1.0, copied or 1.0),
-    )
+    return max(pairs, key=lambda pair: _rise(*pair))
 
 
-def _cost(point: tuple[int, float]) -> float:
-    return point[1] / point[0]
+def _rise(low: Point, high: Point) -> float:
+    return (high[1] / high[0]) / (low[1] / low[0])
 
 
-def growths(sweep: str, unit: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Growth]:
-    """Of those methods that are there in more than one row."""
-    memcpy = {row["size"]: row["methods"]["memcpy"]["median"] for row in rows if "memcpy" in row["methods"]}
-    found = []
-    for name in names:
-        points = [(row["size"], row["methods"][name]["median"]) for row in rows if name in row["methods"]]
-        one = growth(name, unit, points, memcpy if sweep == "bytes" else {})
-        if one is not None:
-            found.append(one)
-    return found
+def growths(sweep: Sweep, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Growth]:
+    """Of those methods that are there in more than one row. The quickest round of each size counts: what others do on
+    the machine makes a round slower, and never quicker."""
+    memcpy = _points(rows, "memcpy") if sweep.unit == "byte" else []
+    found = (growth(name, sweep.unit, _points(rows, name), memcpy) for name in names)
+    return [one for one in found if one is not None]
+
+
+def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
+    return [(row["size"], min(row["methods"][name]["times"])) for row in rows if name in row["methods"]]

@@ -99,7 +99,10 @@ def ratios(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def _memory(found: Mapping[str, int] | None) -> str:
-    return "-" if found is None else f"{found['send'] / _MIB:+.1f} / {found['receive'] / _MIB:+.1f}"
+    if found is None:
+        return "-"
+    # Below zero the process had some of the memory for the object already.
+    return " / ".join(f"+{max(0, found[end]) / _MIB:.1f}" for end in ("send", "receive"))
 
 
 def notes(rows: Sequence[Row], left_out: Mapping[str, str]) -> str:
@@ -135,9 +138,8 @@ def growth(found: Growth) -> str:
 
 
 GROWTH = (
-    "Does the time grow no faster than the size? Between any two sizes the cost of a byte or a tensor may rise to "
-    f"{TOLERANCE:g} times,"
-    "\nwhich is noise, or to as many times that of a byte in a memcpy, which is the machine's memory."
+    "Does the time grow no faster than the size? By the quickest round of each size. Between any two sizes the cost\n"
+    f"of a byte or tensor may rise to {TOLERANCE:g} times, or by as much more as that of a byte in a memcpy does there."
 )
 
 
@@ -147,8 +149,8 @@ def aims(verdicts: Sequence[Verdict]) -> str:
     lines = []
     for one in verdicts:
         if one.other == "memory":
-            least = f"at most {one.aim / _MIB:+.1f} MiB beyond the object"
-            value = "" if one.found is None else f"{one.found / _MIB:+.1f}"
+            least = f"at most {one.aim / _MIB:.1f} MiB beyond the object"
+            value = "" if one.found is None else f"{max(0.0, one.found) / _MIB:.1f}"
         else:
             least = f"{METHODS[one.method][0]} {one.aim:g} times as fast as {METHODS[one.other][0]}"
             value = "" if one.found is None else digits(one.found)
