@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,12 @@ def _measure(payloads: list[Payload], options: argparse.Namespace) -> int:
     try:
         status = bench_run.measure(ranks, payloads, options, facts)
         ranks.leave()
-    except (objcomm.ObjcommError, RuntimeError, OSError) as error:
-        print(f"rank {rank}: {told(error)}", file=sys.stderr, flush=True)
+    except Exception as error:
+        # Before the connections close: the other rank may then end, and whoever started both end this one.
+        if isinstance(error, (objcomm.ObjcommError, RuntimeError, OSError, bench_plot.PlotError)):
+            print(f"rank {rank}: {told(error)}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
         ranks.fail()
         return 1
     except KeyboardInterrupt:
