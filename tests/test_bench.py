@@ -1,4 +1,4 @@
-"""``python -m objcomm bench`` as a person runs it: by itself, under torchrun, by mpiexec, and when something is wrong."""
+"""``python -m objcomm bench`` as a person runs it: alone, under torchrun, by mpiexec, and when something is wrong."""
 
 from __future__ import annotations
 
