@@ -122,10 +122,13 @@ def test_the_sweep_ends_where_it_should(largest: int, last: list[int]) -> None:
 
 
 def test_methods_that_would_take_too_long_are_left_out() -> None:
-    before = _row(methods={"objcomm": _times(0.001), "torch": _times(1.0)})
-    assert bench_sweep.patient(["objcomm", "torch", "raw"], None, 4.0, 1.0) == ["objcomm", "torch", "raw"]
-    assert bench_sweep.patient(["objcomm", "torch", "raw"], before, 4.0, 5.0) == ["objcomm", "torch"]
-    assert bench_sweep.patient(["objcomm", "torch", "raw"], before, 4.0, 3.0) == ["objcomm"]
+    names = ["objcomm", "torch", "raw", "memcpy"]
+    methods = {"objcomm": _times(0.001), "torch": _times(1.0)}
+    before = _row(methods=methods, left_out={"raw": "it would take too long"})
+    assert bench_sweep.patient(names, None, 4.0, 1.0) == names
+    # A copy of what is small is not measured, and that of something larger is.
+    assert bench_sweep.patient(names, before, 4.0, 5.0) == ["objcomm", "torch", "memcpy"]
+    assert bench_sweep.patient(names, before, 4.0, 3.0) == ["objcomm", "memcpy"]
 
 
 def _swept() -> dict[str, Any]:

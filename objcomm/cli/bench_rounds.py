@@ -12,7 +12,7 @@ import torch
 import objcomm
 
 from .bench_memory import peaks
-from .bench_methods import Bench, Method, told
+from .bench_methods import METHODS, Bench, Method, told
 from .payloads import Payload, sent_bytes
 
 # However slow a payload is, and however little time there is for it.
@@ -78,7 +78,7 @@ def _usable(bench: Bench, methods: dict[str, Method | str], left_out: dict[str, 
     for name, method in methods.items():
         if name in left_out or isinstance(method, str):
             continue
-        report(0, f"trying {name}")
+        report(0, f"trying {METHODS[name][0]}")
         reason = _try(bench, method)
         if reason is None:
             found.append(method)
@@ -110,7 +110,9 @@ def _rounds(
     bench: Bench, methods: Sequence[Method], rounds: int, seconds: float, report: Report
 ) -> dict[str, list[float]]:
     """Seconds for one way of each method, by round."""
-    repeats = {method.name: _repeats(bench, method, seconds / rounds / len(methods)) for method in methods}
+    # The other rank may have to wait for as long.
+    slice_seconds = min(seconds / rounds / max(1, len(methods)), bench.timeout / 4)
+    repeats = {method.name: _repeats(bench, method, slice_seconds) for method in methods}
     times: dict[str, list[float]] = {method.name: [] for method in methods}
     end = time.monotonic() + seconds
     for done in range(rounds):

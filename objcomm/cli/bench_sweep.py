@@ -80,11 +80,16 @@ def in_bytes(number: int) -> str:
 
 
 def patient(names: Sequence[str], before: Mapping[str, Any] | None, factor: float, seconds: float) -> list[str]:
-    """The methods that go on to a size that is ``factor`` times that of the row ``before``."""
+    """The methods that go on to a size that is ``factor`` times that of the row ``before``: those that would not take
+    too long there, if none has failed or been left out already."""
     if before is None:
         return list(names)
-    took = {name: before["methods"][name]["median"] for name in names if name in before["methods"]}
-    return [name for name in names if name in took and 2 * took[name] * factor <= _PATIENCE * seconds]
+    took = {name: found["median"] for name, found in before["methods"].items()}
+    return [
+        name
+        for name in names
+        if name not in before["left_out"] and 2 * factor * took.get(name, 0.0) <= _PATIENCE * seconds
+    ]
 
 
 class Growth(NamedTuple):
