@@ -77,7 +77,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _: _time(value))
             axes.tick_params(axis="y", which="minor", length=0)
-        above[1].set_ylim(bottom=0)
+        above[1].set_ylim(0, 1.15 * _fastest(in_size))
         for axes in above:
             axes.set_xscale("log", base=2)
             ticks = [row["size"] for row in in_size]
@@ -89,10 +89,17 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             axes.set_xticks(ticks, [f"{count:,}" for count in ticks])
             axes.set_xticks([], minor=True)
             axes.set_xlabel("tensors in one object")
-        host = "one host" if found["one_host"] else "two hosts"
-        figure.suptitle(f"Objects between two ranks of {host}", x=0.008, ha="left", fontsize=14, fontweight="bold")
         handles, labels = above[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper left",
+            ncols=len(labels),
+            frameon=False,
+            title=f"Objects between two ranks of {'one host' if found['one_host'] else 'two hosts'}",
+            title_fontproperties={"size": 14, "weight": "bold"},
+            alignment="left",
+        )
         figure.supxlabel(_caption(found), fontsize=8.5, color="#777777")
         figure.savefig(path, dpi=150)
 
@@ -119,6 +126,7 @@ def _panel(axes: Any, rows: Sequence[Row], names: Sequence[str], value: Value, t
             label=METHODS[name][0],
             zorder=4 if name == "objcomm" else 3,
         )
+    axes.margins(x=0.03)
     axes.set_title(title, loc="left", fontweight="bold")
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -127,6 +135,17 @@ def _panel(axes: Any, rows: Sequence[Row], names: Sequence[str], value: Value, t
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#AAAAAA")
     axes.tick_params(color="#AAAAAA", labelcolor=_INK)
+
+
+def _fastest(rows: Sequence[Row]) -> float:
+    """GiB a second, of any transfer, and of a copy that no cache helps."""
+    rates = [
+        row["size"] / times["high" if name == "memcpy" else "low"] / _GIB
+        for row in rows
+        for name, times in row["methods"].items()
+        if name != "memcpy" or row is rows[-1]
+    ]
+    return max(rates)
 
 
 def _time(value: float) -> str:
