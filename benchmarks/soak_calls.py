@@ -282,7 +282,8 @@ class Caller:
             self._fails(lambda: objcomm.recv_object(src, group=group, channel="other"), objcomm.ProtocolError)
 
     def fails_among_all(self, rng: random.Random, group: Any) -> None:
-        bad, which = rng.choice(self._ranks), rng.randrange(3)
+        bad, to = self._two(rng)
+        which = rng.randrange(3)
         mine: Any = threading.Lock() if self._rank == bad else random_tensor(rng)
         kind = objcomm.EncodeError if self._rank == bad else objcomm.PeerError
         if which == 0:
@@ -290,7 +291,7 @@ class Caller:
         elif which == 1:
             self._fails(lambda: objcomm.broadcast_object(mine, bad, group=group), kind)
         else:
-            self._fails(lambda: objcomm.gather_objects(mine, 0, group=group), kind)
+            self._fails(lambda: objcomm.gather_objects(mine, to, group=group), kind)
 
     def a_group_that_breaks(self) -> None:
         """A group made for the purpose, in which nobody sends what rank 1 waits for. Every rank calls this."""
