@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import objcomm
-from tests.faults.jobs import TRANSPORTS, Fault, Outcome, Team, run_teams
+from tests.faults.jobs import CALL_SECONDS, TRANSPORTS, Fault, Team, cases, check_held, report_of
 from tests.faults.phases import LOCAL_RECEIVER, RECEIVER, SENDER, Phase, is_payload, payload
 
 _MIB = 64
@@ -16,9 +16,9 @@ _MIB = 64
 def _one_way(src: int, kind: str) -> Any:
     def call(rank: int) -> None:
         if rank == src:
-            objcomm.send_object(payload(kind, _MIB), 1 - rank, timeout=20)
+            objcomm.send_object(payload(kind, _MIB), 1 - rank, timeout=CALL_SECONDS)
         else:
-            assert is_payload(objcomm.recv_object(src, timeout=20), kind)
+            assert is_payload(objcomm.recv_object(src, timeout=CALL_SECONDS), kind)
 
     return call
 
@@ -40,17 +40,11 @@ def teams(transport: str) -> list[Team]:
     ]
 
 
-CASES = [(transport, team.name, fault.name) for transport in TRANSPORTS for team in teams(transport) for fault in team.faults]
+@pytest.mark.parametrize(("transport", "team", "fault"), cases(teams))
+def test_a_peer_that_is_killed(transport: str, team: str, fault: str) -> None:
+    assert report_of(transport, teams).problems(team, fault) == []
 
 
-@pytest.fixture(scope="module")
-def seen() -> dict[str, Any]:
-    return {}
-
-
-@pytest.mark.parametrize(("transport", "victim", "phase"), CASES)
-def test_a_peer_that_is_killed(transport: str, victim: str, phase: str, seen: dict[str, Any]) -> None:
-    if transport not in seen:
-        seen[transport] = run_teams(transport, teams(transport))
-    outcomes: list[Outcome] = seen[transport][victim, phase]
-    assert [outcome.problems for outcome in outcomes] == [[]]
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_nothing_is_left_of_it(transport: str) -> None:
+    check_held(report_of(transport, teams), 2 * _MIB << 20)
