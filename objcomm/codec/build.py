@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from ..errors import DecodeError, TrustError
-from . import classes, codes, instances, numpy_values, opaque, registry, skeleton, values
+from . import classes, codes, instances, numpy_values, opaque, registry, runs, skeleton, values
 from .codes import Mark
 
 _LEAVES: dict[int, Callable[[bytes], Any]] = {
@@ -20,6 +20,7 @@ _LISTS: dict[int, Callable[[list[Any]], Any]] = {
     **values.LISTS,
     codes.NUMPY_RECORD: numpy_values.record_from,
     codes.NUMPY_RECORD_DTYPE: numpy_values.record_dtype_from,
+    codes.NAMED: runs.named,
 }
 _MARKS = {code: Mark(rebuild) for code, rebuild in _LISTS.items()}
 
@@ -39,6 +40,8 @@ class Builder:
     ) -> None:
         self._parsed = parsed
         self._memory = memory
+        # How many leaves the runs may still name: a short message must not ask for lists without end.
+        self._runs_left = len(memory)
         self._entries = [entry.value for entry in entries] if entries else []
         self._marks = _RESTRICTED_MARKS if restricted else _MARKS
         self._kinds: frozenset[type] = frozenset()
@@ -88,6 +91,7 @@ class Builder:
         """Be ready for the tree, whatever has been built of it so far."""
         self._open_marks = 0
         self._in_tree = True
+        self._runs_left = len(self._memory)
         self.shared.clear()
 
     # -- hooks of msgpack --------------------------------------------------------------------------------------------
@@ -102,7 +106,16 @@ class Builder:
         make = _LEAVES.get(code)
         return self._reference(code, data) if make is None else make(data)
 
+    def _run(self, data: bytes) -> list[Any]:
+        run = self._memory[runs.entries(data, len(self._memory))]
+        self._runs_left -= len(run)
+        if self._runs_left < 0:
+            raise ValueError("the runs name more tensors than there are")
+        return run
+
     def _reference(self, code: int, data: bytes) -> Any:
+        if code == codes.RUN:
+            return self._run(data)
         index = int.from_bytes(data, "little")
         if code == codes.INSTANCE:
             entry = self._entries[index]
