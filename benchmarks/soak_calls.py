@@ -136,7 +136,7 @@ class Caller:
         dropped = rng.random() < 0.3
         if self._rank == src:
             sends = [objcomm.isend_object(self._made(dst), dst, group=group) for _ in range(count)]
-            for index in order if not dropped else order[:1]:
+            for index in order[:1] if dropped else order:
                 sends[index].wait()
         elif self._rank == dst:
             receives = [objcomm.irecv_object(src, group=group) for _ in range(count)]

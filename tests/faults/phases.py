@@ -16,6 +16,7 @@ import torch
 
 from objcomm.codec import Plan
 from objcomm.deadline import Deadline
+from objcomm.hostmemory import view_of
 from objcomm.outgoing import Outgoing
 from objcomm.pair import Pair
 from objcomm.transport import local_in
@@ -106,7 +107,7 @@ def halfway(name: str, number: int = 1) -> Callable[[Patches, Strike], None]:
                     target = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
                     place = target[target.numel() // 8 :][:1]
                     place.zero_()
-                    threading.Thread(target=_await, args=(memoryview(place.numpy()), strike), daemon=True).start()
+                    threading.Thread(target=_await, args=(view_of(place), strike), daemon=True).start()
                 return original(link, tensors, *args)
 
             return struck
@@ -182,9 +183,7 @@ LOCAL_RECEIVER = [Phase("before the acknowledgement", before(local_in.Inbound, "
 MEMBER = [
     Phase("before its first head", before(GroupLink, "send_head")),
     Phase("after its first head", once_over("send_head")),
-    Phase("when the first head has come", after(Pair, "take_window")),
     Phase("before it sends a segment", before(GroupLink, "send_segments")),
-    Phase("in the middle of a segment that comes", halfway("recv_segments", 2)),
-    Phase("before it waits for what it sent", before(Outgoing, "wait")),
+    Phase("in the middle of a segment that comes", halfway("recv_segments")),
     Phase("while decoding", before(Plan, "build")),
 ]

@@ -58,7 +58,15 @@ CALLS: dict[str, Callable[[int], None]] = {
     "all_to_all": _all_to_all,
 }
 # Steps that a rank does not come to: the root of a broadcast receives no object, and so on.
-_NEVER: dict[tuple[str, bool], set[str]] = {}
+_COMES, _DECODES = "in the middle of a segment that comes", "while decoding"
+_NEVER: dict[tuple[str, bool], set[str]] = {
+    ("broadcast", True): {_COMES, _DECODES},
+    ("scatter", True): {_COMES, _DECODES},
+    ("gather", True): {"before it sends a segment"},
+    ("gather", False): {_COMES, _DECODES},
+    ("broadcast", False): {"before it sends a segment"},
+    ("scatter", False): {"before it sends a segment"},
+}
 
 
 def teams(transport: str) -> list[Team]:
