@@ -139,7 +139,7 @@ def _panel(axes: Any, rows: Sequence[Row], names: Sequence[str], value: Value, t
 
 def _fastest(rows: Sequence[Row]) -> float:
     """GiB a second, of any transfer, and of a copy that no cache helps."""
-    rates = [
+    rates: list[float] = [
         row["size"] / times["high" if name == "memcpy" else "low"] / _GIB
         for row in rows
         for name, times in row["methods"].items()
