@@ -36,7 +36,7 @@ bench: $(VENV)/.bench
 	@$(PY) -m objcomm bench $(ARGS)
 
 docs: $(VENV)/.docs
-	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 
 venv: $(VENV)/.dev
 
