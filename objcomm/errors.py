@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import ClassVar, TypeVar
 
 _E = TypeVar("_E", bound="ObjcommError")
@@ -62,6 +63,10 @@ class ObjcommError(RuntimeError):
         self.channel = channel if self.channel is None else self.channel
         self.phase = phase if self.phase is None else self.phase
         return self
+
+    def kept(self: _E) -> _E:
+        """The same error for whoever keeps it: without the frames that it went through, and all that these hold."""
+        return copy.copy(self)
 
     def __str__(self) -> str:
         context = [

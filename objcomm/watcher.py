@@ -16,7 +16,7 @@ from types import FrameType
 from .diagnosis import lines_of_peers, own_lines, report, say, show, waits
 from .errors import ObjcommError, TransferTimeout
 from .pair import Pair, ask_when_closed
-from .pairs import all_pairs, ask_when_first_used
+from .pairs import all_pairs, ask_when_first_used, forget_destroyed
 
 _WATCH_SECONDS = 2.0
 # A wait of this long, or of half of its time-out, is told to the peers.
@@ -69,6 +69,7 @@ class _Watcher(threading.Thread):
                     say(all_pairs(), "\n".join(own_lines(all_pairs())) if all_pairs() else "")
                     show(report())
                 self._tell()
+                forget_destroyed()
             except Exception as error:
                 show(f"objcomm: no diagnosis: {error!r}")
 

@@ -177,7 +177,7 @@ class Connection:
     def fail(self, error: ObjcommError) -> ObjcommError:
         """Close the connection for both ends, at once and for good, and return ``error``."""
         if self.failure is None:
-            self.failure = error
+            self.failure = error.kept()
         for sock in (self.outgoing, self.incoming):
             # Not close(): another thread may be waiting in a call with this very number.
             with contextlib.suppress(OSError):
