@@ -10,7 +10,6 @@ import argparse
 import ast
 import importlib
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -21,8 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import objcomm
-
-from .p2p import pin
+from objcomm.cli.bench_start import pin
 
 MODULES = ("incoming", "outgoing", "segments")
 LOOK = "timeline.active is not None or profiler._is_profiler_enabled"
@@ -57,6 +55,11 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
+def _name(code: CodeType) -> str:
+    # Qualified from Python 3.11 on.
+    return str(getattr(code, "co_qualname", code.co_name))
+
+
 def variants() -> list[tuple[FunctionType, CodeType, CodeType]]:
     """Each function that looks, with its code as it is and without the look."""
     found = []
@@ -67,13 +70,9 @@ def variants() -> list[tuple[FunctionType, CodeType, CodeType]]:
         without = _Without()
         tree = without.visit(tree)
         assert without.found, f"nothing looks in {name}"
-        compiled = {
-            code.co_qualname if sys.version_info >= (3, 11) else code.co_name: code
-            for code in _codes(compile(tree, str(module.__file__), "exec"))
-        }
+        compiled = {_name(code): code for code in _codes(compile(tree, str(module.__file__), "exec"))}
         for function in _functions(module):
-            qualname = function.__qualname__ if sys.version_info >= (3, 11) else function.__name__
-            other = compiled.get(qualname)
+            other = compiled.get(_name(function.__code__))
             if other is not None and other.co_code != function.__code__.co_code:
                 found.append((function, function.__code__, other))
     return found
@@ -135,7 +134,7 @@ def main() -> None:
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     port = store.port
     del store
-    mp.spawn(work, (port, options.rounds, not options.unpinned), nprocs=2)
+    mp.spawn(work, (port, options.rounds, not options.unpinned), nprocs=2)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":
