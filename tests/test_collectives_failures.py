@@ -180,10 +180,11 @@ def test_calls_among_other_ranks_are_told_apart(name: str, backend: str) -> None
             with contextlib.suppress(objcomm.ObjcommError):
                 assert f"among {few}" not in repr(CALLS[name](f"among {all_}", ranks=all_, timeout=5))
         else:
+            first, second = (few, all_) if rank == 0 else (all_, few)
             with pytest.raises((objcomm.ProtocolError, objcomm.PeerError), match=" among 0,1"):
-                CALLS[name](f"among {few}", ranks=few if rank == 0 else all_, timeout=5)
+                CALLS[name](f"among {first}", ranks=first, timeout=5)
             with pytest.raises(objcomm.ObjcommError):
-                CALLS[name](f"among {all_}", ranks=all_ if rank == 0 else few, timeout=5)
+                CALLS[name](f"among {second}", ranks=second, timeout=5)
         assert time.monotonic() - began < 30
 
     run_ranks(ranks, 3, backend=backend, timeout=90)
