@@ -11,13 +11,11 @@ from torch.distributed import ProcessGroup
 from . import debugging
 from .direct import in_background, start, together
 from .errors import UsageError
-from .labels import label
 from .p2p import Device, target_device
 from .rollcall import Call
 from .star import Star, gather, give, scatter, scattered
 from .sweep import Sweep, all_gather, broadcast
-from .team import Team
-from .wire.frame import channel_name
+from .team import Team, among_of
 from .work import ObjectWork
 
 
@@ -59,7 +57,7 @@ def broadcast_object(
 
         config = objcomm.broadcast_object(config if rank == 0 else None, src=0, ranks=[0, 2, 3])
     """
-    team = Team(group, None if ranks is None else list(dict.fromkeys(ranks)))
+    team = Team(group, among_of(ranks))
     source = team.member(group, src, group_src, "src")
     target = target_device(device)
     if debugging.enabled:
@@ -69,7 +67,8 @@ def broadcast_object(
         return ObjectWork.over(obj) if async_op else obj
     if not async_op:
         with Call(team) as call:
-            sweep = Sweep(call, source, _label(f"broadcast from {source}", channel), team.deadline(timeout), target)
+            name = team.label(f"broadcast from {source}", channel)
+            sweep = Sweep(call, source, name, team.deadline(timeout), target)
             return broadcast(sweep, obj, forbid_grad)
     is_source = team.rank == source
     return in_background(
@@ -78,7 +77,7 @@ def broadcast_object(
             dict.fromkeys(team.pairs, obj) if is_source else {},
             [] if is_source else [source],
             lambda objects: obj if is_source else objects[source],
-            channel=_label(f"broadcast from {source}, async", channel),
+            channel=team.label(f"broadcast from {source}, async", channel),
             device=target,
             timeout=timeout,
             forbid_grad=forbid_grad,
@@ -125,7 +124,7 @@ def scatter_objects(
     is_source = team.rank == source
     mine = _one_for_each(objs, team) if is_source else {}
     if not team.pairs:
-        return _over(mine, team, async_op)
+        return _over(_own(mine, team), async_op)
     if async_op:
         return in_background(
             start(
@@ -133,13 +132,13 @@ def scatter_objects(
                 mine if isinstance(mine, BaseException) else {peer: mine[peer] for peer in team.pairs if is_source},
                 [] if is_source else [source],
                 lambda objects: cast(dict[int, Any], mine if is_source else objects)[source],
-                channel=_label(f"scatter from {source}, async", channel),
+                channel=team.label(f"scatter from {source}, async", channel),
                 device=target,
                 timeout=timeout,
             )
         )
     with Call(team) as call:
-        star = Star(call, source, _label(f"scatter from {source}", channel), team.deadline(timeout), target)
+        star = Star(call, source, team.label(f"scatter from {source}", channel), team.deadline(timeout), target)
         if not is_source:
             return scattered(star)
         scatter(star, mine)
@@ -186,7 +185,7 @@ def gather_objects(
     if not team.pairs:
         return [obj]
     with Call(team) as call:
-        star = Star(call, target, _label(f"gather to {target}", channel), team.deadline(timeout), placed)
+        star = Star(call, target, team.label(f"gather to {target}", channel), team.deadline(timeout), placed)
         if team.rank != target:
             give(star, obj)
             return None
@@ -234,7 +233,7 @@ def all_gather_objects(
         return ObjectWork.over([obj]) if async_op else [obj]
     if not async_op:
         with Call(team) as call:
-            sweep = Sweep(call, min(team.ranks), _label("all_gather", channel), team.deadline(timeout), target)
+            sweep = Sweep(call, min(team.ranks), team.label("all_gather", channel), team.deadline(timeout), target)
             return in_order(all_gather(sweep, obj, target))
     return in_background(
         start(
@@ -242,7 +241,7 @@ def all_gather_objects(
             {peer: obj for peer, _ in team.from_here()},
             list(team.pairs),
             in_order,
-            channel=_label("all_gather, async", channel),
+            channel=team.label("all_gather, async", channel),
             device=target,
             timeout=timeout,
         )
@@ -281,9 +280,9 @@ def all_to_all_objects(
         debugging.cross_check(team, "all_to_all_objects", timeout, channel=channel, async_op=async_op)
     mine = _one_for_each(objs, team)
     if not team.pairs:
-        return _over({team.rank: mine if isinstance(mine, BaseException) else [mine[team.rank]]}, team, async_op)
+        return _over([_own(mine, team)], async_op)
     sends = mine if isinstance(mine, BaseException) else {peer: mine[peer] for peer, _ in team.from_here()}
-    channel = _label("all_to_all", channel)
+    channel = team.label("all_to_all", channel)
 
     def in_order(objects: dict[int, Any]) -> list[Any]:
         return [{**cast(dict[int, Any], mine), **objects}[rank] for rank in team.ranks]
@@ -295,14 +294,16 @@ def all_to_all_objects(
         return together(call, sends, in_order, channel=channel, device=target, timeout=timeout)
 
 
-def _over(mine: dict[int, Any] | BaseException, team: Team, async_op: bool) -> Any:
+def _over(value: Any, async_op: bool) -> Any:
     """The outcome of a call of one rank alone."""
-    if isinstance(mine, BaseException):
-        raise mine
-    value = mine[team.rank]
-    if isinstance(value, BaseException):
-        raise value
     return ObjectWork.over(value) if async_op else value
+
+
+def _own(mine: dict[int, Any] | UsageError, team: Team) -> Any:
+    """This rank's own object, which may be anything, an exception among it."""
+    if isinstance(mine, UsageError):
+        raise mine
+    return mine[team.rank]
 
 
 def _one_for_each(objs: Sequence[object] | None, team: Team) -> dict[int, Any] | UsageError:
@@ -311,8 +312,3 @@ def _one_for_each(objs: Sequence[object] | None, team: Team) -> dict[int, Any] |
         what = f"one of {len(objs)}" if isinstance(objs, Sequence) else type(objs).__name__
         return UsageError(f"a sequence of {len(team.ranks)} objects is needed, not {what}", rank=team.rank)
     return dict(zip(team.ranks, objs, strict=True))
-
-
-def _label(call: str, channel: str) -> str:
-    channel_name(channel)  # for the error that names it as the program gave it
-    return label(call, channel)

@@ -18,7 +18,7 @@ from .codec import Encoded
 from .config import settings
 from .counters import counters
 from .deadline import Deadline
-from .errors import ObjcommError, PeerError
+from .errors import ObjcommError, PeerError, ProtocolError
 from .failures import Failures
 from .outgoing import Outgoing, notify, prepare
 from .pair import Pair
@@ -113,7 +113,7 @@ class Sweep:
         self._outgoings += spread(pairs, content, encoded, segments, self.channel, self.deadline, note)
 
     def arrive(self) -> list[Piece] | None:
-        """Elsewhere: take what the root has sent; it has been passed on by then. ``None`` if it did not come."""
+        """Elsewhere: take what the root has sent; it has been passed on by then. ``None`` if others may have it."""
         arrival = self._from_parent
         assert arrival is not None
         try:
@@ -121,7 +121,8 @@ class Sweep:
         except ObjcommError as error:
             self.failures.note(error, arrival.pair)
             self._pass_on_failures()
-            return None
+            # What the parent sent in another call says that it has not been in this one: then nothing came to anybody.
+            return [] if isinstance(error, ProtocolError) and arrival.pair.closed is None else None
         self.failures.present(arrival.pair)
         self._outgoings.extend(arrival.passed)
         for child, failure in arrival.failed.items():

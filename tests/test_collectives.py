@@ -108,7 +108,7 @@ def test_a_call_of_one_rank_alone() -> None:
             def over(result: Any, waits: bool = async_op) -> Any:
                 return result.wait() if waits else result
 
-            obj = object()
+            obj = ValueError("an object like any other")
             assert over(objcomm.broadcast_object(obj, rank, ranks=[rank], async_op=async_op)) is obj
             assert over(objcomm.scatter_objects([obj], rank, ranks=[rank], async_op=async_op)) is obj
             assert over(objcomm.all_gather_objects(obj, ranks=[rank], async_op=async_op)) == [obj]
@@ -203,6 +203,9 @@ def test_wrong_arguments() -> None:
             (lambda: objcomm.all_gather_objects(1, ranks=[0, 1, 1]), "more than once"),
             (lambda: objcomm.all_gather_objects(1, ranks=[0, 1.0]), "ranks must be ints"),  # type: ignore[list-item]
             (lambda: objcomm.all_gather_objects(1, ranks=[0, 1, 9]), "9"),
+            (lambda: objcomm.all_gather_objects(1, ranks=2), "several ints"),  # type: ignore[call-overload]
+            (lambda: objcomm.broadcast_object(1, 0, ranks=2), "several ints"),  # type: ignore[call-overload]
+            (lambda: objcomm.broadcast_object(1, 0, ranks=[[0], 1]), "ranks must be ints"),  # type: ignore[list-item]
             (lambda: objcomm.all_gather_objects(1, timeout="soon"), "timeout"),  # type: ignore[call-overload]
             (lambda: objcomm.all_gather_objects(1, device="nowhere"), "device"),
             (lambda: objcomm.all_gather_objects(1, channel=3), "channel"),  # type: ignore[call-overload]

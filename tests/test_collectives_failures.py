@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -165,6 +166,28 @@ def test_ranks_that_make_different_calls(backend: str) -> None:
         check_that_all_works(rank)
 
     run_ranks(ranks, 4, backend=backend)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_among_other_ranks_are_told_apart(name: str, backend: str) -> None:
+    """Two ranks make two calls in a different order, that differ in nothing but the ranks that take part."""
+
+    def ranks(rank: int) -> None:
+        few, all_ = [0, 1], [0, 1, 2]
+        began = time.monotonic()
+        if rank == 2:
+            # What comes to this rank may be whole; what is of the other call must not come.
+            with contextlib.suppress(objcomm.ObjcommError):
+                assert f"among {few}" not in repr(CALLS[name](f"among {all_}", ranks=all_, timeout=5))
+        else:
+            first, second = (few, all_) if rank == 0 else (all_, few)
+            with pytest.raises((objcomm.ProtocolError, objcomm.PeerError), match=" among 0,1"):
+                CALLS[name](f"among {first}", ranks=first, timeout=5)
+            with pytest.raises(objcomm.ObjcommError):
+                CALLS[name](f"among {second}", ranks=second, timeout=5)
+        assert time.monotonic() - began < 30
+
+    run_ranks(ranks, 3, backend=backend, timeout=90)
 
 
 def test_one_rank_waits_with_a_handle_and_the_others_do_not(backend: str) -> None:
