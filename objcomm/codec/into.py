@@ -59,6 +59,7 @@ class Filling:
         restricted: bool,
         table: Table | None,
         into: object,
+        max_bytes: int,
     ) -> None:
         self._table = table
         self._matches: dict[int, _Match] = {}
@@ -66,7 +67,7 @@ class Filling:
         self._compared: set[tuple[int, int]] = set()
         self._straight: set[int] = set()
         self._kept: Any = None
-        received = sketch(parsed, entries, restricted, table)
+        received = sketch(parsed, entries, restricted, table, max_bytes)
         self._kept = received  # ids are only good while it lives
         self._compare(received, into, ROOT)
         self._check_sharing()

@@ -29,6 +29,7 @@ from .codes import Part, ext
 from .columns import columns_of
 from .deep import Rewriter
 from .encoded import Encoded
+from .keys import Keys
 from .levels import Entangled, survey
 from .memory import MemoryWriter
 from .scan import Scan
@@ -160,16 +161,38 @@ def unpack(
     leaf: Callable[[int, bytes], Any] = _no_leaves,
     array: Callable[[list[Any]], Any] | None = None,
     pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None,
+    *,
+    only_salted: bool = False,
 ) -> Any:
-    """One msgpack object that :func:`split` has found whole."""
+    """One msgpack object that :func:`split` has found whole.
+
+    With ``only_salted`` it is an error (see :func:`is_about_keys`) if a map has other keys than strings and bytes.
+    """
     return unpackb(
         blob,
-        strict_map_key=False,
+        strict_map_key=only_salted,
         unicode_errors="surrogatepass",
         ext_hook=leaf,
         list_hook=array,
         object_pairs_hook=pairs,
     )
+
+
+def is_about_keys(error: ValueError) -> bool:
+    """Whether :func:`unpack` has come upon a key that is no string."""
+    return "strict_map_key" in str(error)
+
+
+def unpack_plain(blob: bytes | memoryview, restricted: bool) -> Any:
+    """A tree of msgpack's own types."""
+    if not restricted:
+        return unpack(blob)
+    try:
+        return unpack(blob, only_salted=True)
+    except ValueError as error:
+        if not is_about_keys(error):
+            raise
+        return unpack(blob, pairs=Keys().pairs)
 
 
 class Stream(NamedTuple):
@@ -210,6 +233,11 @@ class Pieces(NamedTuple):
     tables: bytes
     composites: memoryview
     tree: memoryview
+
+
+def is_long(parsed: Parsed) -> bool:
+    """Whether there is room for so many keys that it matters how they were chosen."""
+    return len(parsed.tree) > _SHORT_BYTES or len(parsed.composites) > _SHORT_BYTES
 
 
 def short_plain(skeleton: bytes | memoryview) -> Parsed | None:

@@ -56,7 +56,7 @@ def terms_of(store: Store, rank: int) -> Terms | None:
     try:
         card = json.loads(text)
         return Terms(window=int(card["window"]), max_bytes=int(card["max_bytes"]), version=int(card["version"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"the card of rank {rank} in the group's store cannot be read: {error!r}") from error
 
 
