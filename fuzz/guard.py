@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+import zoneinfo  # noqa: F401  its first import looks for the configuration of Python
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -10,6 +10,7 @@ from zlib import crc32
 
 import torch
 
+import tests.values  # noqa: F401  classes that a receiver may have
 from objcomm.codec import parse
 from objcomm.config import Trust
 from objcomm.errors import DecodeError, LimitError, ObjcommError, TrustError

@@ -25,7 +25,7 @@ LAYERS = [
     {"diagnosis", "watcher"},
     {"arrival", "relay", "outgoing", "incoming", "segments", "pair", "pairs"},
     {"wire", "codec", "transport"},
-    {"errors", "config", "deadline", "counters", "timeline", "hostmemory", "scope", "turn"},
+    {"errors", "config", "deadline", "counters", "timeline", "hostmemory", "scope", "turn", "packed"},
 ]
 # Parts of one layer that may know each other. codec, wire and transport never do.
 COMPANIONS = [

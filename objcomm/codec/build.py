@@ -66,7 +66,7 @@ class Builder:
         self._allowance = Allowance(max_bytes)
         self._converted: dict[tuple[int, int], Any] = {}
         self._nested: dict[int, int] = {}
-        self._array = self._array_of_many if parsed.definitions else self.array
+        self.array: Callable[[list[Any]], Any] = self._nested_array if parsed.definitions else self._array
         self._open_marks = 0
         self._in_tree = False
         self.composites: list[Any] = []
@@ -105,15 +105,15 @@ class Builder:
 
     def unpack(self, blob: memoryview) -> Any:
         if self._keys is None:
-            obj = skeleton.unpack(blob, self.leaf, self._array)
+            obj = skeleton.unpack(blob, self.leaf, self.array)
         else:
             try:
-                obj = skeleton.unpack(blob, self.leaf, self._array, only_salted=True)
+                obj = skeleton.unpack(blob, self.leaf, self.array, only_salted=True)
             except ValueError as error:
                 if not skeleton.is_about_keys(error):
                     raise
                 self._forget()
-                obj = skeleton.unpack(blob, self.leaf, self._array, self.pairs)
+                obj = skeleton.unpack(blob, self.leaf, self.array, self.pairs)
         if self._open_marks:
             raise DecodeError("a mark of the skeleton is not the first item of an array")
         return obj
@@ -180,9 +180,9 @@ class Builder:
             return found
         raise ValueError(f"unknown extension code {code}")
 
-    def _array_of_many(self, items: list[Any]) -> Any:
-        """:meth:`array` where definitions let things be nested more deeply than msgpack does."""
-        value = self.array(items)
+    def _nested_array(self, items: list[Any]) -> Any:
+        """The same where definitions let things be nested more deeply than msgpack does."""
+        value = self._array(items)
         if type(value) in _FRAGILE:
             below = [self._nested.get(id(item), 0) for item in items if type(item) in _FRAGILE]
             depth = self._nested[id(value)] = 1 + max(below, default=0)
@@ -190,7 +190,7 @@ class Builder:
                 raise ValueError(f"more than {_MOST_FRAGILE} slices, deques or defaultdicts directly in one another")
         return value
 
-    def array(self, items: list[Any]) -> Any:
+    def _array(self, items: list[Any]) -> Any:
         if items:
             mark = items[0]
             if type(mark) is Mark:

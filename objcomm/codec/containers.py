@@ -77,10 +77,10 @@ def _from_nested(parts: list[Any]) -> Any:
         raise ValueError("a nested tensor with malformed sizes")
     if len(offsets) != len(sizes) or plain_part(values).dim() != 1:
         raise ValueError("a nested tensor with malformed offsets")
+    spend_on(values, sizes, strides, offsets)
     # What is nested looks at the memory from its start, whatever the values show of it.
     if values.storage_offset() or not values.is_contiguous():
         values = values.clone(memory_format=torch.contiguous_format)
-    spend_on(values, sizes, strides, offsets)
     for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
         reach = offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
         if min([offset, *size, *stride]) < 0 or (0 not in size and reach >= values.numel()):

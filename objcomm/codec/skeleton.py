@@ -20,10 +20,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from msgpack import Unpacker, unpackb
+from msgpack import unpackb
 
 from ..config import Trust
 from ..errors import DecodeError, EncodeError
+from ..packed import check_whole
 from . import codes, opaque, packing
 from .codes import Part, ext
 from .columns import columns_of
@@ -131,19 +132,6 @@ def _pack_tree(obj: Any, scan: Scan, definitions: list[Part]) -> bytes:
 
 
 _SHORT_BYTES = 4096
-
-
-def _check(blob: bytes | memoryview) -> None:
-    """Whether a long blob is one whole msgpack object: then what it allocates is bounded by its own length.
-
-    msgpack makes a list as long as its header says before it looks for the items, each of which may be such a list;
-    how long it may say grows with the blob, so that a short one needs no second look.
-    """
-    unpacker = Unpacker(max_buffer_size=len(blob), strict_map_key=False)
-    unpacker.feed(blob)
-    unpacker.skip()
-    if unpacker.tell() != len(blob):
-        raise ValueError("there is more than one object")
 
 
 def _no_leaves(code: int, data: bytes) -> Any:
@@ -266,8 +254,9 @@ def split(skeleton: bytes | memoryview) -> Pieces:
             tables = view[_HEADER.size : composites_at]
             pieces = Pieces(tables.tobytes(), view[composites_at:tree_at], view[tree_at:])
         for piece in pieces:
+            # How much a list may claim grows with the piece, so that a short one needs no second look.
             if len(piece) > _SHORT_BYTES:
-                _check(piece)
+                check_whole(piece)
         return pieces
     except Exception as error:
         raise DecodeError(f"the skeleton is malformed: {type(error).__name__}: {error}") from error
