@@ -1,6 +1,6 @@
 """The first corpus: honest messages of every kind of value, and what the attacks in attacks/ send.
 
-    python -m fuzz.seeds        writes what is missing in fuzz/corpus
+python -m fuzz.seeds        writes what is missing in fuzz/corpus
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def mended(data: bytes) -> bytes:
     fixed[:5] = b"OBJC\1"
     struct.pack_into("<I", fixed, 48, TERMS.window)
     struct.pack_into("<Q", fixed, 56, TERMS.max_bytes)
-    skeleton_bytes, inline_bytes, _, count = struct.unpack_from("<QQQI", fixed, 16)
+    skeleton_bytes, _inline_bytes, _, count = struct.unpack_from("<QQQI", fixed, 16)
     (channel_bytes,) = struct.unpack_from("<H", fixed, 44)
     end = HEADER_BYTES + 8 * count + channel_bytes + skeleton_bytes
     struct.pack_into("<I", fixed, 52, crc32(data[HEADER_BYTES : min(end, len(data))]))
@@ -153,7 +153,9 @@ def store(data: bytes) -> None:
         lambda: debugging.read_call(data),
     ]
     # Without the thread in which a store is asked that may not answer.
-    inside, card.within, roll.within = card.within, _at_once, _at_once
+    usual = card.within
+    for module in (card, roll):
+        vars(module)["within"] = _at_once
     try:
         for answer in answers:
             with watched():
@@ -172,7 +174,8 @@ def store(data: bytes) -> None:
             if theirs is not None:
                 local_meeting.why_apart(me, theirs, 0, 1)
     finally:
-        card.within, roll.within = inside, inside
+        for module in (card, roll):
+            vars(module)["within"] = usual
 
 
 def _at_once(seconds: float, call: Callable[[], Any]) -> Any:

@@ -66,7 +66,6 @@ class Builder:
         self._allowance = Allowance(max_bytes)
         self._converted: dict[tuple[int, int], Any] = {}
         self._nested: dict[int, int] = {}
-        self.array: Callable[[list[Any]], Any] = self._nested_array if parsed.definitions else self._array
         self._open_marks = 0
         self._in_tree = False
         self.composites: list[Any] = []
@@ -179,6 +178,11 @@ class Builder:
                 self._converted[code, index] = found
             return found
         raise ValueError(f"unknown extension code {code}")
+
+    @property
+    def array(self) -> Callable[[list[Any]], Any]:
+        """What becomes of an array, once its items have become what they are."""
+        return self._nested_array if self._parsed.definitions else self._array
 
     def _nested_array(self, items: list[Any]) -> Any:
         """The same where definitions let things be nested more deeply than msgpack does."""

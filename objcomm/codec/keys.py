@@ -69,7 +69,8 @@ class Keys:
 
     def dict(self, items: list[Any]) -> dict[Any, Any]:
         """A dict of keys and values in turn, after the mark."""
-        return self._mapping({}, items, 1)
+        filled: dict[Any, Any] = self._mapping({}, items, 1)
+        return filled
 
     def ordered_dict(self, items: list[Any]) -> Any:
         return self._mapping(OrderedDict(), items, 1)

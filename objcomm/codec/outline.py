@@ -110,7 +110,7 @@ class _Outline:
         self._step()
         head = node[0] if type(node) is list and node else None
         marked = type(head) is _Leaf and head.code >= codes.TUPLE
-        if type(node) is _Leaf and node in wanted or marked and head in wanted:
+        if (type(node) is _Leaf and node in wanted) or (marked and head in wanted):
             return path
         if type(node) is _Leaf and node.code == codes.SHARED:
             index = int.from_bytes(node.data, "little")

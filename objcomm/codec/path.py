@@ -39,13 +39,13 @@ def show(key: object) -> str:
 def show_received(key: object, room: int = 80) -> str:
     """The same of a key that someone else chose: no code of its class runs, and it takes no longer than its text is."""
     kind = type(key)
-    if _is(kind, (str, bytes)):
-        return show(key[:room])  # type: ignore[index]
+    if isinstance(key, (str, bytes)) and _is(kind, (str, bytes)):
+        return show(key[:room])
     if _is(kind, _SCALARS):
         return show(key)
-    if kind is tuple and room > 8:
-        parts = [show_received(item, room // 8) for item in tuple.__getitem__(key, slice(8))]  # type: ignore[arg-type]
-        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''}{', ...' if tuple.__len__(key) > 8 else ''})"  # type: ignore[arg-type]
+    if isinstance(key, tuple) and kind is tuple and room > 8:
+        parts = [show_received(item, room // 8) for item in key[:8]]
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''}{', ...' if len(key) > 8 else ''})"
     return f"<{kind.__qualname__}>"
 
 
