@@ -5,6 +5,7 @@ python -m fuzz.seeds        writes what is missing in fuzz/corpus
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
@@ -16,7 +17,7 @@ import msgpack
 import torch
 
 from objcomm.codec import encode
-from objcomm.errors import ObjcommError
+from objcomm.errors import DecodeError, ObjcommError
 from objcomm.wire.bundle import Parcel, pack_bundle
 from objcomm.wire.frame import Content, Kind
 from objcomm.wire.notice import Notice, pack_notice
@@ -51,6 +52,31 @@ def skeletons() -> list[tuple[str, bytes]]:
         else:
             tables, composites, tree = _split(encoded.skeleton)
             found.append((name, struct.pack("<BHH", 0, len(tables), len(composites)) + tables + composites + tree))
+    return found
+
+
+def attempts() -> list[tuple[str, bytes]]:
+    """Inputs of the target ``skeleton``: what attacks/ sends, if it is short."""
+    from attacks import __main__ as attacks
+
+    sent: list[bytes] = []
+
+    def record(skeleton: bytes, **_: Any) -> Any:
+        sent.append(skeleton)
+        raise DecodeError("only written down")
+
+    parse, vars(attacks.common)["parse"] = attacks.common.parse, record
+    try:
+        for attack, trusts in attacks.ALL.values():
+            with contextlib.suppress(ObjcommError):
+                attack(trusts[-1])
+    finally:
+        vars(attacks.common)["parse"] = parse
+    found = []
+    for skeleton in sent:
+        if skeleton[0] == 1 and len(skeleton) < 3000:
+            tables, composites, tree = _split(skeleton)
+            found.append(("", struct.pack("<BHH", 0, len(tables), len(composites)) + tables + composites + tree))
     return found
 
 
@@ -124,7 +150,7 @@ def notices() -> list[tuple[str, bytes]]:
 
 
 def write() -> None:
-    made = {"skeleton": skeletons(), "table": tables(), "frame": frames(), "store": entries(), "notice": notices()}
+    made = {"skeleton": skeletons() + attempts(), "table": tables(), "frame": frames(), "store": entries(), "notice": notices()}
     for target, inputs in made.items():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)

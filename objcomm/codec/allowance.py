@@ -15,10 +15,14 @@ from ..errors import LimitError
 class Allowance:
     """The bytes that are left to a message."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_left", "_nbytes")
 
     def __init__(self, nbytes: int) -> None:
-        self._left = nbytes
+        self._left = self._nbytes = nbytes
+
+    def renew(self) -> None:
+        """All are left again: the message is rebuilt once more, to find out where it fails."""
+        self._left = self._nbytes
 
     def spend(self, nbytes: int) -> None:
         """Take note of bytes that are about to be copied or looked at.

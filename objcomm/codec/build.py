@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import DecodeError, TrustError
+from ..scope import Scope
 from . import codes, instances, numpy_values, opaque, registry, skeleton, values
 from .allowance import Allowance, current
 from .codes import Mark
@@ -74,11 +75,12 @@ class Builder:
         self.shared: list[Any] = []
 
     def build(self) -> Any:
-        token = current.set(self._allowance)
-        try:
+        with self.spending():
             return self._build()
-        finally:
-            current.reset(token)
+
+    def spending(self) -> Scope:
+        """What is rebuilt inside takes from what this message may copy and look at."""
+        return Scope(current, self._allowance)
 
     def _build(self) -> Any:
         parsed = self._parsed
@@ -129,6 +131,7 @@ class Builder:
         """Be ready for the tree, whatever has been built of it so far."""
         self._open_marks = 0
         self._in_tree = True
+        self._allowance.renew()
         self.shared.clear()
 
     # -- hooks of msgpack --------------------------------------------------------------------------------------------

@@ -90,19 +90,22 @@ class Keys:
         if kinds <= _SALTED or (len(keys) <= _FEW and kinds <= _FLAT):
             filled.update(entries)
             return
-        start = thread_time()
-        self._count += len(keys)
-        if not kinds <= _FLAT:
-            for key in keys:
-                self._look_into(key)
-        for at in range(0, len(keys), _BATCH):
-            filled.update(entries[at : at + _BATCH])
-            if self._spent + thread_time() - start > _SECONDS + self._count * _SECONDS_A_KEY:
-                raise LimitError(
-                    "the keys of this message take too long to be told apart",
-                    hint="use strings as keys, or cluster trust",
-                )
-        self._spent += thread_time() - start
+        start = thread_time() - self._spent
+        try:
+            if not kinds <= _FLAT:
+                for key in keys:
+                    self._look_into(key)
+            for at in range(0, len(keys), _BATCH):
+                filled.update(entries[at : at + _BATCH])
+                self._count += _BATCH
+                self._spent = thread_time() - start
+                if self._spent > _SECONDS + self._count * _SECONDS_A_KEY:
+                    raise LimitError(
+                        "the keys of this message take too long to be told apart",
+                        hint="use strings as keys, or cluster trust",
+                    )
+        finally:
+            self._spent = thread_time() - start
 
     # -- looking -----------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ def decoding_error(error: Exception, parsed: skeleton.Parsed, builder: Builder |
         error = DecodeError(f"the object cannot be rebuilt: {reason(error)}")
     if error.path is None and builder is not None:
         try:
-            error.path = _Outline(parsed, builder).path()
+            with builder.spending():
+                error.path = _Outline(parsed, builder).path()
         except Exception:
             error.path = None  # of a malformed skeleton, say
     return error
