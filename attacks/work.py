@@ -34,13 +34,13 @@ def _shared(index: int) -> ExtType:
 
 @attack("restricted")
 def integers_of_one_hash(trust: Trust) -> object:
-    keys = [_int(PRIME * (index + 2)) for index in range(60_000)]
+    keys = [_int(PRIME * (index + 2)) for index in range(30_000)]
     return receive(message(mark(codes.SET, *keys)), trust)
 
 
 @attack("restricted")
 def integers_of_one_hash_in_a_map(trust: Trust) -> object:
-    keys = [_int(PRIME * (index + 2)) for index in range(60_000)]
+    keys = [_int(PRIME * (index + 2)) for index in range(30_000)]
     body = b"".join(packed(key) + b"\xc0" for key in keys)
     return receive(message(b"\xdf" + struct.pack(">I", len(keys)) + body), trust)
 
@@ -67,7 +67,7 @@ def colliding_pairs(count: int) -> list[tuple[int, int]]:
 
 @attack("restricted")
 def tuples_of_one_hash(trust: Trust) -> object:
-    pairs = colliding_pairs(60_000)
+    pairs = colliding_pairs(30_000)
     assert len({hash(pair) for pair in pairs}) == 1
     keys = [mark(codes.TUPLE, *pair) for pair in pairs]
     return receive(message(mark(codes.DICT, *[item for key in keys for item in (key, None)])), trust)
@@ -175,24 +175,24 @@ def _chain(make: Any, levels: int, count: int) -> list[Any]:
 @attack()
 def slices_in_slices(trust: Trust) -> object:
     """Freed by a recursion in C: without a limit the process ends when they are dropped."""
-    bodies = _chain(lambda inner: mark(codes.SLICE, inner, None, None), 400, 1000)
-    return receive(message(_shared(999), definitions=bodies), trust)
+    bodies = _chain(lambda inner: mark(codes.SLICE, inner, None, None), 500, 500)
+    return receive(message(_shared(499), definitions=bodies), trust)
 
 
 @attack()
 def deques_in_deques(trust: Trust) -> object:
-    bodies = _chain(lambda inner: mark(codes.DEQUE, None, inner), 400, 1000)
-    return receive(message(_shared(999), definitions=bodies), trust)
+    bodies = _chain(lambda inner: mark(codes.DEQUE, None, inner), 500, 500)
+    return receive(message(_shared(499), definitions=bodies), trust)
 
 
 @attack()
 def defaultdicts_in_defaultdicts(trust: Trust) -> object:
-    bodies = _chain(lambda inner: mark(codes.DEFAULT_DICT, None, 0, inner), 400, 1000)
-    return receive(message(_shared(999), definitions=bodies), trust)
+    bodies = _chain(lambda inner: mark(codes.DEFAULT_DICT, None, 0, inner), 500, 300)
+    return receive(message(_shared(299), definitions=bodies), trust)
 
 
 @attack("restricted")
 def tuples_in_tuples_as_a_key(trust: Trust) -> object:
     """A hash of it is a recursion in C."""
-    bodies = _chain(lambda inner: mark(codes.TUPLE, inner), 400, 1000)
-    return receive(message(mark(codes.SET, _shared(999)), definitions=bodies), trust)
+    bodies = _chain(lambda inner: mark(codes.TUPLE, inner), 500, 800)
+    return receive(message(mark(codes.SET, _shared(799)), definitions=bodies), trust)
