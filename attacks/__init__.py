@@ -1,1 +1,1 @@
-"""Attempts of a hostile rank, each with what must happen: ``python -m attacks`` runs all, ``python -m attacks NAME`` one."""
+"""Attempts of a hostile rank, each with what must happen: ``python -m attacks [NAME]``."""

@@ -35,7 +35,7 @@ def pickle_outside_of_the_stream(trust: Trust) -> object:
 @attack("restricted")
 def class_of_a_module_that_is_not_imported(trust: Trust) -> object:
     assert "antigravity" not in sys.modules
-    entry = ["dataclass", "antigravity", "Anything", [], None]
+    entry: list[Any] = ["dataclass", "antigravity", "Anything", [], None]
     return receive(message(mark(codes.INSTANCE, data=b""), classes=[entry]), trust)
 
 
@@ -53,7 +53,7 @@ def function_as_a_class(trust: Trust) -> object:
 
 @attack("restricted")
 def factory_that_is_called_later(trust: Trust) -> object:
-    entry = ["dataclass", __name__, "Bomb", [], None]
+    entry: list[Any] = ["dataclass", __name__, "Bomb", [], None]
     return receive(message(mark(codes.DEFAULT_DICT, mark(codes.INSTANCE, data=b"")), classes=[entry]), trust)
 
 

@@ -1,4 +1,4 @@
-"""Forged sizes, shapes and strides: nothing is allocated by what they say, and nothing is read outside of its memory."""
+"""Forged sizes, shapes and strides: nothing is allocated by what they say, and no memory is left."""
 
 from __future__ import annotations
 

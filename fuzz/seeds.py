@@ -65,13 +65,14 @@ def attempts() -> list[tuple[str, bytes]]:
         sent.append(skeleton)
         raise DecodeError("only written down")
 
-    parse, vars(attacks.common)["parse"] = attacks.common.parse, record
+    space = vars(attacks.common)
+    parse, space["parse"] = space["parse"], record
     try:
         for attack, trusts in attacks.ALL.values():
             with contextlib.suppress(ObjcommError):
                 attack(trusts[-1])
     finally:
-        vars(attacks.common)["parse"] = parse
+        space["parse"] = parse
     found = []
     for skeleton in sent:
         if skeleton[0] == 1 and len(skeleton) < 3000:
@@ -150,7 +151,13 @@ def notices() -> list[tuple[str, bytes]]:
 
 
 def write() -> None:
-    made = {"skeleton": skeletons() + attempts(), "table": tables(), "frame": frames(), "store": entries(), "notice": notices()}
+    made = {
+        "skeleton": skeletons() + attempts(),
+        "table": tables(),
+        "frame": frames(),
+        "store": entries(),
+        "notice": notices(),
+    }
     for target, inputs in made.items():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)

@@ -120,6 +120,7 @@ class Incoming:
         pair = self.pair
         other = Incoming(pair, body.channel, None, None, has_handle=False)
         other._inline, self._inline = self._inline, None
+        other._restricted = other._restricted or self._restricted
         try:
             other._value = other._open(header, body, inline, deadline)
         except ObjcommError as error:

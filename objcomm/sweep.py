@@ -17,7 +17,7 @@ from .codec import Encoded
 from .config import settings
 from .counters import counters
 from .deadline import Deadline
-from .errors import ObjcommError
+from .errors import ObjcommError, ProtocolError
 from .failures import Failures
 from .outgoing import Outgoing, prepare
 from .pair import Pair
@@ -167,7 +167,7 @@ def broadcast(sweep: Sweep, obj: Any, forbid_grad: bool) -> Any:
         sweep.finish()
         return obj
     sweep.up()
-    pieces = sweep.arrive()
+    pieces = _complete(sweep, sweep.arrive(), [sweep.root])
     objects = _open(sweep, pieces)
     sweep.finish()
     return objects[sweep.root]
@@ -187,6 +187,7 @@ def all_gather(sweep: Sweep, obj: object, device: torch.device | None) -> dict[i
         counters.objects_sent += len(sweep.team.pairs)
     gathered = sweep.up(own)
     pieces = sweep.down(gathered, ()) if sweep.parent is None else sweep.arrive()
+    pieces = _complete(sweep, pieces, sweep.team.ranks)
     apart = [piece.parcel.origin for piece in pieces if piece.parcel.apart]
     expected = [Taken(pair, sweep.channel, device) for peer, pair in sweep.team.from_here() if peer in apart]
     for taken in expected:
@@ -202,6 +203,16 @@ def all_gather(sweep: Sweep, obj: object, device: torch.device | None) -> dict[i
             sweep.failures.note(error, taken.pair)
     sweep.finish()
     return objects
+
+
+def _complete(sweep: Sweep, pieces: Sequence[Piece], ranks: Sequence[int]) -> Sequence[Piece]:
+    """The pieces, if nothing failed and there is one of each rank; nothing else is built."""
+    origins = [piece.parcel.origin for piece in pieces if piece.parcel.notice is None]
+    if not sweep.failures and sorted(origins) != sorted(ranks):
+        text = f"objects of the ranks {origins} arrived where one of each of {list(ranks)} was due"
+        sweep.failures.keep(ProtocolError(text, phase="head"))
+        return ()
+    return pieces
 
 
 def _open(sweep: Sweep, pieces: Sequence[Piece]) -> dict[int, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import DecodeError, TrustError
-from ..scope import Scope
 from . import codes, instances, numpy_values, opaque, registry, skeleton, values
 from .allowance import Allowance, current
 from .codes import Mark
@@ -78,9 +78,14 @@ class Builder:
         with self.spending():
             return self._build()
 
-    def spending(self) -> Scope:
+    @contextmanager
+    def spending(self) -> Iterator[None]:
         """What is rebuilt inside takes from what this message may copy and look at."""
-        return Scope(current, self._allowance)
+        token = current.set(self._allowance)
+        try:
+            yield
+        finally:
+            current.reset(token)
 
     def _build(self) -> Any:
         parsed = self._parsed

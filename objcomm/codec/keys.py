@@ -92,20 +92,22 @@ class Keys:
             return
         start = thread_time() - self._spent
         try:
-            if not kinds <= _FLAT:
-                for key in keys:
-                    self._look_into(key)
             for at in range(0, len(keys), _BATCH):
+                if not kinds <= _FLAT:
+                    for key in keys[at : at + _BATCH]:
+                        self._look_into(key)
+                        self._check(start)
                 filled.update(entries[at : at + _BATCH])
                 self._count += _BATCH
-                self._spent = thread_time() - start
-                if self._spent > _SECONDS + self._count * _SECONDS_A_KEY:
-                    raise LimitError(
-                        "the keys of this message take too long to be told apart",
-                        hint="use strings as keys, or cluster trust",
-                    )
+                self._check(start)
         finally:
             self._spent = thread_time() - start
+
+    def _check(self, start: float) -> None:
+        if thread_time() - start > _SECONDS + self._count * _SECONDS_A_KEY:
+            raise LimitError(
+                "the keys of this message take too long to be told apart", hint="use strings as keys, or cluster trust"
+            )
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
