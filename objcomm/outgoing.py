@@ -138,10 +138,10 @@ def prepare(obj: object, name: bytes, *, forbid_grad: bool = False) -> tuple[Con
     return content, encoded
 
 
-def notify(pair: Pair, kind: Kind, notice: Notice, channel: str, deadline: Deadline) -> None:
-    """Post an error or goodbye frame. Nobody waits for it: it is small and owned by the pair until it was taken."""
+def notify(pair: Pair, kind: Kind, notice: Notice, channel: str, deadline: Deadline) -> Outgoing:
+    """Post an error or goodbye frame. Nobody need wait for it: it is small and owned by the pair until it was taken."""
     encoded = Encoded.of_skeleton(pack_notice(notice))
-    post(pair, _content(kind, encoded, channel_name(channel)), encoded, channel, deadline)
+    return post(pair, _content(kind, encoded, channel_name(channel)), encoded, channel, deadline)
 
 
 def _content(kind: Kind, encoded: Encoded, name: bytes) -> Content:

@@ -281,7 +281,7 @@ class Pair:
                     phase=error.phase,
                 )
         if self.closed is None:
-            self.closed = error
+            self.closed = error.kept()
             for asked in _when_closed:
                 asked(self, error)
             if timeline.active is not None:

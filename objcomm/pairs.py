@@ -14,7 +14,7 @@ import torch.distributed as dist
 from . import timeline
 from .errors import UsageError
 from .pair import Pair
-from .transport import Peer, link, name_of, resolve, standing
+from .transport import Peer, exists, forget, link, name_of, resolve, standing
 
 _C: Any = torch._C
 _pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, Pair]] = weakref.WeakKeyDictionary()
@@ -90,6 +90,7 @@ def pair_with(peer: Peer) -> Pair:
         raise UsageError(
             "this process was forked from one that uses the group", hint="make a process group of its own, or spawn it"
         )
+    forget_destroyed()
     made = link(peer.group, peer.group_rank)
     timeline.begin_if_asked()
     for call in _when_first_used:
@@ -99,6 +100,25 @@ def pair_with(peer: Peer) -> Pair:
         pair.group_name = name_of(peer.group)
         _every.add(pair)
         return pair
+
+
+def forget_destroyed() -> None:
+    """Let go of the pairs of groups that were destroyed, with their connections and what was in flight.
+
+    One that failed does not go with its group by itself: its transfers keep errors, these the frames that they went
+    through, and one of these names the group. A key that its own value leads to stays in a weak dictionary.
+    """
+    with _pairs_lock:
+        destroyed = [group for group in list(_pairs) if not exists(group)]
+        pairs = [pair for group in destroyed for pair in _pairs[group].values()]
+        for group in destroyed:
+            del _pairs[group]
+            _given.pop(id(group), None)
+    for group in destroyed:
+        forget(group)
+    for pair in pairs:
+        # Now, not when Python finds the time: the peer may be waiting.
+        pair.link.close()
 
 
 def all_pairs() -> list[Pair]:

@@ -110,15 +110,23 @@ class _Watcher:
             self._awake.wait()
             time.sleep(_LOOK_SECONDS)
             now = time.monotonic()
-            calls = list(_calls)
-            if calls:
+            if _note_long_ones():
                 quiet_since = now
             elif now - quiet_since > _IDLE_SECONDS:
                 quiet_since = now
                 self._awake.clear()
-            for call in calls:
-                if not call.noted and now - call.began > _LONG_SECONDS:
-                    call.note()
+
+
+def _note_long_ones() -> bool:
+    """Leave the notes that are due; whether there are calls at all.
+
+    A function of its own: what the thread itself named would keep its group alive for as long as the thread sleeps.
+    """
+    calls = list(_calls)
+    for call in calls:
+        if not call.noted and time.monotonic() - call.began > _LONG_SECONDS:
+            call.note()
+    return bool(calls)
 
 
 _yield: Callable[[], None] | None = getattr(os, "sched_yield", None)

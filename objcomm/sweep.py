@@ -7,6 +7,7 @@ whatever fails on the way up is known to all: at the root no later than the last
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,9 @@ from .codec import Encoded
 from .config import settings
 from .counters import counters
 from .deadline import Deadline
-from .errors import ObjcommError, ProtocolError
+from .errors import ObjcommError, PeerError, ProtocolError
 from .failures import Failures
-from .outgoing import Outgoing, prepare
+from .outgoing import Outgoing, notify, prepare
 from .pair import Pair
 from .relay import Joined, Piece, send_bundle, spread
 from .rollcall import Call
@@ -27,12 +28,14 @@ from .segments import chunks
 from .star import Taken
 from .team import Team
 from .wire.bundle import Parcel
-from .wire.frame import Content, Flag, channel_name
+from .wire.frame import Content, Flag, Kind, channel_name
 
 # A message of a small object costs far more than its bytes: few ranks are all told by the root itself.
 FANOUT = 4
 # What is larger than this costs more to bring to the root and to give back than a message to everybody does.
 _LARGE_BYTES = 256 << 10
+# How long a rank that gives up waits for others to hear why.
+_LAST_WORD_SECONDS = 1.0
 
 
 class Sweep:
@@ -109,8 +112,8 @@ class Sweep:
         note = self.failures.note
         self._outgoings += spread(pairs, content, encoded, segments, self.channel, self.deadline, note)
 
-    def arrive(self) -> list[Piece]:
-        """Elsewhere: take what the root has sent; it has been passed on by then."""
+    def arrive(self) -> list[Piece] | None:
+        """Elsewhere: take what the root has sent; it has been passed on by then. ``None`` if it did not come."""
         arrival = self._from_parent
         assert arrival is not None
         try:
@@ -118,7 +121,8 @@ class Sweep:
         except ObjcommError as error:
             self.failures.note(error, arrival.pair)
             self._pass_on_failures()
-            return []
+            return None
+        self.failures.present(arrival.pair)
         self._outgoings.extend(arrival.passed)
         for child, failure in arrival.failed.items():
             self.failures.note(failure, self.team.pairs[child])
@@ -131,11 +135,33 @@ class Sweep:
         self.failures.wait_for(self._outgoings, self.deadline)
         self.failures.check()
 
+    def leave(self) -> None:
+        """Nothing came down to this rank, but it may have come to others, which then count on what this one sends.
+
+        It does not know, so they must not wait: they are told why, and no longer connected.
+        """
+        others = [pair for _, pair in self.team.from_here() if pair is not self.parent and pair not in self.children]
+        told = self.failures.told()[0].parcel.notice
+        assert told is not None
+        outgoings = list(self._outgoings)
+        for pair in others:
+            with contextlib.suppress(ObjcommError):
+                outgoings.append(notify(pair, Kind.ERROR, told, self.channel, self.deadline))
+        last = Deadline(min(_LAST_WORD_SECONDS, self.deadline.remaining()))
+        for outgoing in outgoings:
+            with contextlib.suppress(ObjcommError):
+                outgoing.wait(last)
+        for pair in others:
+            pair.close(PeerError(f"this rank left a call in which rank {pair.peer} may be: {told.text}", phase="head"))
+            pair.link.close()
+
     def _pass_on_failures(self) -> None:
+        """In a frame of its own, not a bundle: who gets it knows that it is not what the root told all."""
+        told = self.failures.told()[0].parcel.notice
+        assert told is not None
         for child in self.children:
             try:
-                told = self.failures.told()
-                self._outgoings.append(send_bundle(child, told, self.name, self.channel, self.deadline))
+                self._outgoings.append(notify(child, Kind.ERROR, told, self.channel, self.deadline))
             except ObjcommError as error:
                 self.failures.note(error, child)
 
@@ -167,7 +193,7 @@ def broadcast(sweep: Sweep, obj: Any, forbid_grad: bool) -> Any:
         sweep.finish()
         return obj
     sweep.up()
-    pieces = _complete(sweep, sweep.arrive(), [sweep.root])
+    pieces = _complete(sweep, sweep.arrive() or (), [sweep.root])
     objects = _open(sweep, pieces)
     sweep.finish()
     return objects[sweep.root]
@@ -187,6 +213,9 @@ def all_gather(sweep: Sweep, obj: object, device: torch.device | None) -> dict[i
         counters.objects_sent += len(sweep.team.pairs)
     gathered = sweep.up(own)
     pieces = sweep.down(gathered, ()) if sweep.parent is None else sweep.arrive()
+    if pieces is None:
+        sweep.leave()
+        pieces = ()
     pieces = _complete(sweep, pieces, sweep.team.ranks)
     apart = [piece.parcel.origin for piece in pieces if piece.parcel.apart]
     expected = [Taken(pair, sweep.channel, device) for peer, pair in sweep.team.from_here() if peer in apart]

@@ -228,7 +228,8 @@ def test_a_conjugate_does_not_reach_what_else_looks_at_its_memory() -> None:
         names=["tensor.bits"],
         composites=[[MEMORY[0], True, False, False]],
     )
-    plain, conjugate = receive(skeleton, "restricted")  # type: ignore[misc]
+    arrived: Any = receive(skeleton, "restricted")
+    plain, conjugate = arrived
     assert not plain.is_conj() and conjugate.is_conj()
 
 

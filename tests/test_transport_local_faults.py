@@ -73,10 +73,10 @@ def test_a_sender_that_dies_while_its_memory_is_read(reads: bool) -> None:
         victim = int(str(objcomm.recv_object(0)))
         real = local_memory.read
 
-        def read(pid: int, address: int, into: int, nbytes: int, keep_on: Any) -> None:
-            real(pid, address, into, nbytes // 2, keep_on)
+        def read(pid: int, address: int, into: int, nbytes: int, *more: Any, **options: Any) -> None:
+            real(pid, address, into, nbytes // 2, *more, **options)
             os.kill(victim, signal.SIGKILL)
-            real(pid, address + nbytes // 2, into + nbytes // 2, nbytes - nbytes // 2, keep_on)
+            real(pid, address + nbytes // 2, into + nbytes // 2, nbytes - nbytes // 2, *more, **options)
 
         replace(local_memory, "read", read)
         stream = local_in.Inbound._stream
@@ -107,8 +107,8 @@ def test_what_was_read_of_a_sender_that_has_gone_meanwhile_is_not_delivered() ->
         else:
             real = local_memory.read
 
-            def read(*args: Any) -> None:
-                real(*args)
+            def read(*args: Any, **options: Any) -> None:
+                real(*args, **options)
                 dist.barrier()
 
             replace(local_memory, "read", read)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import DecodeError, TrustError
-from . import codes, instances, numpy_values, opaque, registry, skeleton, values
+from . import codes, instances, numpy_values, opaque, registry, runs, skeleton, values
 from .allowance import Allowance, current
 from .codes import Mark
 from .keys import Keys, builtin_factory, rebuilders
@@ -23,6 +23,7 @@ _LISTS: dict[int, Callable[[list[Any]], Any]] = {
     **values.LISTS,
     codes.NUMPY_RECORD: numpy_values.record_from,
     codes.NUMPY_RECORD_DTYPE: numpy_values.record_dtype_from,
+    codes.NAMED: runs.named,
 }
 _MARKS = {code: Mark(rebuild) for code, rebuild in _LISTS.items()}
 
@@ -52,6 +53,8 @@ class Builder:
     ) -> None:
         self._parsed = parsed
         self._memory = memory
+        # How many leaves the runs may still name: a short message must not ask for lists without end.
+        self._runs_left = len(memory)
         self._entries = [entry.value for entry in entries] if entries else []
         self._marks = _RESTRICTED_MARKS if restricted else _MARKS
         self._simple = _RESTRICTED_LEAVES if restricted else _LEAVES
@@ -137,6 +140,7 @@ class Builder:
         self._open_marks = 0
         self._in_tree = True
         self._allowance.renew()
+        self._runs_left = len(self._memory)
         self.shared.clear()
 
     # -- hooks of msgpack --------------------------------------------------------------------------------------------
@@ -151,7 +155,16 @@ class Builder:
         make = self._simple.get(code)
         return self._reference(code, data) if make is None else make(data)
 
+    def _run(self, data: bytes) -> list[Any]:
+        run = self._memory[runs.entries(data, len(self._memory))]
+        self._runs_left -= len(run)
+        if self._runs_left < 0:
+            raise ValueError("the runs name more tensors than there are")
+        return run
+
     def _reference(self, code: int, data: bytes) -> Any:
+        if code == codes.RUN:
+            return self._run(data)
         index = int.from_bytes(data, "little")
         if code == codes.INSTANCE:
             entry = self._entries[index]

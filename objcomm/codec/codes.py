@@ -23,6 +23,7 @@ MEMBER: Final = 4  # a member of an Enum: an entry of the class table
 BIG_BYTES: Final = 5  # bytes kept in the memory table
 BIG_BYTEARRAY: Final = 6
 BIG_TEXT: Final = 7  # str, as UTF-8 in the memory table
+RUN: Final = 8  # a list of consecutive entries of the memory table; data: the first and the last, 32 bits each
 
 # Leaves whose data is the value.
 INTEGER: Final = 16
@@ -59,6 +60,7 @@ NUMPY_RECORD: Final = 77
 NUMPY_RECORD_DTYPE: Final = 78
 INSTANCE: Final = 79  # data: index in the class table
 DEFINITION: Final = 80  # of a shared part or of a composite: what follows may refer to it
+NAMED: Final = 81  # a dict: the list of its keys, and the list of its values
 
 
 def ext(code: int, data: bytes = b"") -> Part:

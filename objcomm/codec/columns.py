@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import EncodeError
-from . import tensors
+from . import alike, tensors
 from .form import Form
 from .kept import Kept
 
@@ -50,6 +50,9 @@ def columns_of(found: list[torch.Tensor]) -> Columns | None:
     """
     if any(map(_attributes, found)):
         return None
+    pattern = alike.known(found)
+    if pattern is not None:
+        return Columns(pattern.forms, _lows(found, pattern.forms, pattern.longest), {})
     devices: dict[int, torch.device] = {}
     keys = set(map(tensors.number_of, map(tensors.dispatch_keys, found)))
     if not keys <= _cpu_keys:
@@ -72,15 +75,28 @@ def columns_of(found: list[torch.Tensor]) -> Columns | None:
         for place, tensor in enumerate(found):
             if forms[place] is None:
                 forms[place] = _form(tensor, place in devices)
-    lows: list[int] = list(map(_data_ptr, found))
-    rooms = map(_nbytes, map(_storage, found))
-    for form, low, room, offset in zip(forms, lows, rooms, map(_offset, found), strict=True):
-        if (not low or room < offset * form.itemsize + form.hull) and form.hull:
-            raise EncodeError(
-                f"a tensor of shape {list(form.shape)} has no memory behind it: its storage was freed or shrunk",
-                hint="send it before its storage is resized, or gather it first",
-            )
-    return Columns(forms, lows, devices)
+    if not devices:
+        alike.remember(found, forms)
+    return Columns(forms, _lows(found, forms, max(form.hull for form in set(forms))), devices)
+
+
+def _lows(found: list[torch.Tensor], forms: list[Form], longest: int) -> list[int]:
+    """Of each tensor the address of its lowest byte; ``longest`` is the longest of their hulls.
+
+    Raises:
+        EncodeError: the memory behind one of them was freed or shrunk.
+    """
+    lows = list(map(_data_ptr, found))
+    rooms = list(map(_nbytes, map(_storage, found)))
+    offsets = list(map(_offset, found))
+    if any(offsets) or 0 in lows or min(rooms) < longest:
+        for form, low, room, offset in zip(forms, lows, rooms, offsets, strict=True):
+            if (not low or room < offset * form.itemsize + form.hull) and form.hull:
+                raise EncodeError(
+                    f"a tensor of shape {list(form.shape)} has no memory behind it: its storage was freed or shrunk",
+                    hint="send it before its storage is resized, or gather it first",
+                )
+    return lows
 
 
 def _form(tensor: torch.Tensor, accelerator: bool) -> Form:

@@ -15,7 +15,7 @@ from time import thread_time
 from typing import Any
 
 from ..errors import LimitError, TrustError
-from . import classes, codes
+from . import classes, codes, runs
 
 _SALTED = frozenset((str, bytes, type(None), bool))
 _FLAT = _SALTED | {int, float}
@@ -77,6 +77,10 @@ class Keys:
 
     def default_dict(self, items: list[Any]) -> Any:
         return self._mapping(defaultdict(builtin_factory(items)), items, 2)
+
+    def named(self, items: list[Any]) -> Any:
+        """A dict of a list of keys and one of values."""
+        return self.pairs(list(zip(*runs.keys_and_values(items), strict=True)))
 
     def _mapping(self, filled: Any, items: list[Any], start: int) -> Any:
         if (len(items) - start) % 2:
@@ -163,4 +167,5 @@ def rebuilders(keys: Keys) -> dict[int, Callable[[list[Any]], Any]]:
         codes.DICT: keys.dict,
         codes.ORDERED_DICT: keys.ordered_dict,
         codes.DEFAULT_DICT: keys.default_dict,
+        codes.NAMED: keys.named,
     }

@@ -109,8 +109,8 @@ class _Builder:
         """Small tensors of one dtype. Each gets memory of its own, so that it can grow without touching another."""
         forms, leaves = self._table.forms, self._leaves
         together = block.typed(dtype)
-        itemsize = dtype.itemsize
-        sizes = [forms[buffer].hull // itemsize for buffer in buffers]
+        gathered = self._table.gathered(buffers)
+        sizes = gathered.sizes
         parts: Sequence[torch.Tensor]
         if tensors.on_accelerator(together.device):
             # There is one kernel for all of them, but only where the results exist already.
@@ -118,7 +118,10 @@ class _Builder:
             torch.split_with_sizes_copy(together, sizes, out=parts)
         else:
             parts = _split(together, sizes)
-        if not any(form.flags or len(form.shape) != 1 for form in set(map(forms.__getitem__, buffers))):
+        if gathered.plain:
+            if gathered.all:
+                leaves[:] = parts
+                return
             for buffer, part in zip(buffers, parts, strict=True):
                 leaves[buffer] = part
             return

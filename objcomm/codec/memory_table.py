@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import DecodeError, LimitError
 from . import arrays, tensors
@@ -28,6 +28,20 @@ class Cluster:
     scattered: bool
     members: tuple[tuple[int, int], ...]
     nbytes: int  # that travel
+
+
+class Gathered(NamedTuple):
+    """Small tensors of one dtype that lie one after the other.
+
+    Attributes:
+        sizes: of each its elements.
+        plain: each has one axis, and no flags.
+        all: they are all leaves of the message, in their order.
+    """
+
+    sizes: list[int]
+    plain: bool
+    all: bool
 
 
 class Table:
@@ -69,6 +83,18 @@ class Table:
         if self.inline.nbytes != inline_bytes:
             raise DecodeError(f"the inline area has {inline_bytes} bytes, its contents {self.inline.nbytes}")
         self.few = self._few() if len(self.forms) <= FEW else []
+        self._gathered: dict[int, Gathered] = {}
+
+    def gathered(self, buffers: Sequence[int]) -> Gathered:
+        """What there is to know of a group of ``inline`` or of a segment; it is found out once for all messages."""
+        found = self._gathered.get(id(buffers))
+        if found is None:
+            forms = [self.forms[buffer] for buffer in buffers]
+            sizes = [form.hull // form.itemsize for form in forms]
+            plain = all(not form.flags and len(form.shape) == 1 for form in set(forms))
+            found = Gathered(sizes, plain, len(forms) == len(self.forms) and list(buffers) == sorted(buffers))
+            self._gathered[id(buffers)] = found
+        return found
 
     def _read_cluster(self, cluster: Any, taken: set[int]) -> Cluster:
         numbers = _list(cluster)

@@ -183,6 +183,8 @@ class _Outline:
             return lambda index: f".{attributes[index]}" if index < len(attributes) else f"[{index}]"
         if head.code in (codes.SET, codes.FROZENSET):
             return lambda index: ".element(?)"
+        if head.code == codes.NAMED:
+            return lambda index: "" if index else ".keys()"
         if head.code == codes.DEQUE:
             return lambda index: ".maxlen" if index == 0 else f"[{index - 1}]"
         return lambda index: f"[{index}]"

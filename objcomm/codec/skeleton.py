@@ -25,7 +25,7 @@ from msgpack import unpackb
 from ..config import Trust
 from ..errors import DecodeError, EncodeError
 from ..packed import check_whole
-from . import codes, opaque, packing
+from . import codes, opaque, packing, runs
 from .codes import Part, ext
 from .columns import columns_of
 from .deep import Rewriter
@@ -71,7 +71,11 @@ def _pack_tensors(obj: Any, found: list[torch.Tensor], threshold: int, forbid_gr
         columns = columns_of(found)
         if columns is None or (forbid_grad and any(tensor.requires_grad for tensor in found)):
             return None
-        tree = packing.pack_leaves(obj, found, codes.memory_leaves(len(found)))
+        folded = runs.fold(obj, found)
+        if runs.is_folded(folded):
+            tree = packing.pack(folded)
+        else:
+            tree = packing.pack_leaves(folded, found, codes.memory_leaves(len(found)))
     except (EncodeError, KeyError, ValueError, OverflowError):
         return None
     writer = MemoryWriter(threshold)

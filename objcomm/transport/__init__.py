@@ -3,8 +3,8 @@
 from .accelerators import kind_here
 from .base import Link, Pending, message_count
 from .control import init_control
-from .groups import Peer, existing, name_of, rank_in, resolve, standing
-from .routes import describe, link
+from .groups import Peer, existing, exists, name_of, rank_in, resolve, standing
+from .routes import describe, forget, link
 
 __all__ = [
     "Link",
@@ -12,6 +12,8 @@ __all__ = [
     "Pending",
     "describe",
     "existing",
+    "exists",
+    "forget",
     "init_control",
     "kind_here",
     "link",

@@ -176,6 +176,8 @@ class _Watched(_Transfer):
                 self._lane.look()
             except RuntimeError:
                 if not ended.wait(_SETTLING_SECONDS):
+                    # The backend has closed its socket, and touches the memory no more.
+                    held.clear()
                     raise
             pause = min(_MAX_LOOK_SECONDS, 2 * pause)
         if failures:

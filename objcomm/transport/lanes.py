@@ -88,7 +88,7 @@ class ExactLane:
         """End the lane for good and return ``error``. What is in flight fails at once if the backend can."""
         # Without the lock: who holds it may be what hangs.
         if self._failure is None:
-            self._failure = error
+            self._failure = error.kept()
             # On some backends this waits for the device.
             threading.Thread(target=_end_all, args=(self._communicators, True), daemon=True).start()
         self._open.set()

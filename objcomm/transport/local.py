@@ -186,7 +186,7 @@ class LocalLane:
     def _fail(self, error: ObjcommError) -> ObjcommError:
         """Close the lane before a way was chosen. The lock is held."""
         if self._failure is None:
-            self._failure = error
+            self._failure = error.kept()
             self._queue.clear()
             self._chosen.set()
             self._contact.stopped.set()

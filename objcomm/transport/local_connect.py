@@ -20,6 +20,7 @@ from . import local_memory
 from .local_in import Inbound
 from .local_meeting import VERSION, Record
 from .local_out import Outbound
+from .local_shared import threads_for_copies
 from .local_socket import NOW, Connection, TooSmall, prepare, spinning_pays
 
 _HELLO = struct.Struct("<8sII16sQ")  # magic, version, direction, token, where the token is in memory
@@ -189,7 +190,7 @@ def _agree(out: socket.socket, into: socket.socket, address: int, theirs: Record
         )
     )
     outbound = Outbound(connection, is_read=read_by_peer, spins=spins)
-    inbound = Inbound(connection, pid=pid, reads=not why_not, spins=spins)
+    inbound = Inbound(connection, pid=pid, reads=not why_not, spins=spins, threads=threads_for_copies())
     return Both(connection, outbound, inbound, how)
 
 

@@ -22,10 +22,11 @@ from .local_socket import RECORD_BYTES, Connection, Gone, Reader, bytes_of, is_s
 class Inbound:
     """The direction from the peer to this rank. Receives are served in the order of posting, whoever waits."""
 
-    def __init__(self, connection: Connection, *, pid: int, reads: bool, spins: bool) -> None:
+    def __init__(self, connection: Connection, *, pid: int, reads: bool, spins: bool, threads: int = 1) -> None:
         self._connection = connection
         self._pid = pid
         self._reads = reads
+        self._threads = threads
         self._reader = Reader(connection.incoming, spins)
         self._outbox = Outbox(connection, connection.incoming)
         self._reading = threading.Lock()
@@ -172,7 +173,7 @@ class Inbound:
                 raise connection.fail(self._too_late(deadline))
 
         try:
-            local_memory.read(self._pid, address, into, nbytes, keep_on)
+            local_memory.read(self._pid, address, into, nbytes, keep_on, threads=self._threads)
         except OSError as error:
             what = f"the memory of rank {connection.peer} cannot be read, which it may have lost: {error}"
             raise connection.fail(PeerError(what)) from None

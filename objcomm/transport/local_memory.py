@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import sys
 from collections.abc import Callable
 
+from .local_shared import Shared
+
 # After each piece the reader looks whether it is still wanted.
 _PIECE_BYTES = 64 << 20
+# One core does not use up the bandwidth of the memory. From so many bytes on it pays to start threads, a fraction of
+# a millisecond, and pieces of this size are shared out.
+SHARED_FROM = 8 << 20
+_SHARE_BYTES = 2 << 20
 
 
 class _Span(ctypes.Structure):
@@ -34,28 +41,46 @@ def _find() -> Callable[..., int] | None:
 _readv = _find()
 
 
-def read(pid: int, address: int, into: int, nbytes: int, keep_on: Callable[[], None] = lambda: None) -> None:
+def read(
+    pid: int,
+    address: int,
+    into: int,
+    nbytes: int,
+    keep_on: Callable[[], None] = lambda: None,
+    *,
+    threads: int = 1,
+) -> None:
     """Copy ``nbytes`` at ``address`` of process ``pid`` to the address ``into`` of this one.
 
-    Other threads run meanwhile. ``keep_on`` is called now and then, and ends it by raising.
+    Other threads run meanwhile, and ``threads`` of them, this one included, share the work if there is much of it.
+    ``keep_on`` is called in this thread now and then, and ends it by raising. When this returns or raises, nothing is
+    written any more.
 
     Raises:
         OSError: the kernel does not allow it, there is no such process, or nothing is mapped there.
     """
     if _readv is None:
         raise OSError(errno.ENOSYS, "this system has no process_vm_readv")
+    if threads > 1 and nbytes >= SHARED_FROM:
+        Shared(functools.partial(_copy, pid, address, into), nbytes, _SHARE_BYTES).run(threads, keep_on)
+        return
+    for start in range(0, nbytes, _PIECE_BYTES):
+        if start:
+            keep_on()
+        _copy(pid, address, into, start, min(nbytes, start + _PIECE_BYTES))
+
+
+def _copy(pid: int, address: int, into: int, start: int, end: int) -> None:
+    assert _readv is not None
     here, there = _Span(), _Span()
-    done = 0
-    while done < nbytes:
-        here.base, there.base = into + done, address + done
-        here.length = there.length = min(_PIECE_BYTES, nbytes - done)
+    while start < end:
+        here.base, there.base = into + start, address + start
+        here.length = there.length = end - start
         got = _readv(pid, here, 1, there, 1, 0)
         if got <= 0:
             code = ctypes.get_errno() if got < 0 else errno.EFAULT
             raise OSError(code, os.strerror(code))
-        done += got
-        if done < nbytes:
-            keep_on()
+        start += got
 
 
 def readable(address: int, nbytes: int) -> bool:

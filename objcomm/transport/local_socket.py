@@ -17,11 +17,11 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
 from ..deadline import Deadline
 from ..errors import ObjcommError, PeerError
 from ..hostmemory import view_of
+from .local_shared import ranks_here
 
 # Up to here bytes go through the socket, in one record: two copies cost less than a read and an acknowledgement.
 RECORD_BYTES = 64 << 10
@@ -54,11 +54,7 @@ class Gone(Exception):
 
 def spinning_pays() -> bool:
     """Whether every rank of this host can have a core for itself while it waits."""
-    try:
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "")) or 1
-    except ValueError:
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
-    return ranks <= (os.cpu_count() or 1)
+    return ranks_here() <= (os.cpu_count() or 1)
 
 
 def prepare(sock: socket.socket) -> None:
@@ -181,7 +177,7 @@ class Connection:
     def fail(self, error: ObjcommError) -> ObjcommError:
         """Close the connection for both ends, at once and for good, and return ``error``."""
         if self.failure is None:
-            self.failure = error
+            self.failure = error.kept()
         for sock in (self.outgoing, self.incoming):
             # Not close(): another thread may be waiting in a call with this very number.
             with contextlib.suppress(OSError):

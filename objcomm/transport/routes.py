@@ -180,6 +180,12 @@ def describe(group: dist.ProcessGroup, peer_group_rank: int) -> str:
     return link(group, peer_group_rank).describe()
 
 
+def forget(group: dist.ProcessGroup) -> None:
+    """Let go of the links of a group that was destroyed."""
+    with _lock:
+        _links.pop(group, None)
+
+
 def link(group: dist.ProcessGroup, peer_group_rank: int) -> GroupLink:
     """The link to a peer, given by its rank in ``group``: the same one for as long as the group lives."""
     with _lock:
