@@ -2,7 +2,7 @@
 
     python -m fuzz.long skeleton -max_total_time=1800        any option of libFuzzer may follow
 
-What ends an input is in guard.py; libFuzzer adds an abort, 5 s and 3 GiB.
+What ends an input is in guard.py; libFuzzer adds an abort, 30 s on the clock and 3 GiB.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     here = Path(__file__).parent / "corpus" / name
     arguments = [
-        *(sys.argv[0], "-timeout=5", "-rss_limit_mb=3072", "-max_len=16384", "-print_final_stats=1"),
+        *(sys.argv[0], "-timeout=30", "-rss_limit_mb=3072", "-max_len=16384", "-print_final_stats=1"),
         *(f"-artifact_prefix={work}/crash-", *options, str(work), str(here)),
     ]
     (work / "found").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""msgpack from others: what reading it allocates is bounded by its own length."""
+"""msgpack and text from others: what reading it allocates is bounded by its own length, and showing it is safe."""
 
 from __future__ import annotations
 
@@ -33,3 +33,15 @@ def read_whole(blob: bytes | memoryview) -> Any:
     """
     check_whole(blob)
     return unpackb(blob)
+
+
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """Text that somebody else wrote, without what a terminal would obey.
+
+    >>> printable("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return text if text.isprintable() else text.translate(_CONTROL)

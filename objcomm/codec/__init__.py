@@ -156,6 +156,7 @@ class Plan:
 
         Raises:
             DecodeError: it cannot be built here; the path of what cannot is named.
+            LimitError: building it would copy or look at more than ``max_bytes``, or its keys take too long.
             TrustError: trust is restricted, and building it would run code.
         """
         builder: Builder | None = None

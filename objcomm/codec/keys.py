@@ -25,7 +25,7 @@ _BATCH = 256
 # What one key may consist of, and how long a number in it may be: longer ones are not compared in linear time.
 _MOST_PARTS = 10_000
 _MOST_DIGITS_BYTES = 4096
-_SECONDS = 1.0
+_SECONDS = 0.5
 _SECONDS_A_KEY = 50e-6
 
 
