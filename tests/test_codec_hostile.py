@@ -47,6 +47,12 @@ def _keyed() -> dict[str, Callable[[], Any]]:
         "dataclasses": lambda: {FrozenSlotted((index, "a")): index for index in range(2_000)},
         "strings": lambda: {f"name {index}": {"x": index} for index in range(5_000)},
         "strings and numbers": lambda: [{"a": {index: {"b": 1}}} for index in range(2_000)],
+        "lists of tensors, then numbers": lambda: [
+            [torch.ones(2) for _ in range(40)],
+            {f"layer {index}": torch.ones(2) for index in range(40)},
+            {index: torch.ones(2) for index in range(40)},
+            {index: "x" * 50 for index in range(200)},
+        ],
         "namedtuples": lambda: {Pair(index, 0): 1 for index in range(1_000)},
         "flags": lambda: {Access.READ | Access.WRITE, Mode(8), Mode.A | Mode.B},
     }

@@ -7,46 +7,28 @@ All of it together is limited by ``max_bytes``, as the message itself is.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any
-
-from ..errors import LimitError
+from typing import Any, Protocol
 
 
-class Allowance:
-    """The bytes that are left to a message."""
-
-    __slots__ = ("_left", "_nbytes")
-
-    def __init__(self, nbytes: int) -> None:
-        self._left = self._nbytes = nbytes
-
-    def renew(self) -> None:
-        """All are left again: the message is rebuilt once more, to find out where it fails."""
-        self._left = self._nbytes
+class Spender(Protocol):
+    """Who rebuilds a message."""
 
     def spend(self, nbytes: int) -> None:
         """Take note of bytes that are about to be copied or looked at.
 
         Raises:
-            LimitError: there are more than are left.
+            LimitError: there are more than are left to the message.
         """
-        self._left -= nbytes
-        if self._left < 0:
-            raise LimitError("rebuilding this message would copy or look at more than max_bytes")
 
 
-current: ContextVar[Allowance | None] = ContextVar("objcomm_allowance", default=None)
+current: ContextVar[Spender | None] = ContextVar("objcomm_spender", default=None)
 
 
 def spend(nbytes: int) -> None:
-    """Take note of bytes that are about to be copied or looked at for the message that is being rebuilt.
-
-    Raises:
-        LimitError: there are more than are left to it.
-    """
-    allowance = current.get()
-    if allowance is not None:
-        allowance.spend(nbytes)
+    """The same for the message that is being rebuilt by this thread."""
+    spender = current.get()
+    if spender is not None:
+        spender.spend(nbytes)
 
 
 def spend_on(*tensors: Any) -> None:

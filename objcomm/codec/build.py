@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import DecodeError, TrustError
+from ..errors import DecodeError, LimitError, TrustError
 from . import codes, instances, numpy_values, opaque, registry, runs, skeleton, values
-from .allowance import Allowance, current
+from .allowance import current
 from .codes import Mark
 from .keys import Keys, builtin_factory, rebuilders
 
@@ -67,9 +66,9 @@ class Builder:
             if keys.refused or parsed.definitions or skeleton.is_long(parsed):
                 self._keys = keys
                 self._marks = _guarded_marks(keys)
-        self._allowance = Allowance(max_bytes)
-        self._converted: dict[tuple[int, int], Any] = {}
-        self._nested: dict[int, int] = {}
+        self._max_bytes = self._left = max_bytes
+        self._converted: dict[tuple[int, int], Any] | None = None
+        self._nested: dict[int, int] | None = None
         self._open_marks = 0
         self._in_tree = False
         self.composites: list[Any] = []
@@ -78,17 +77,16 @@ class Builder:
         self.shared: list[Any] = []
 
     def build(self) -> Any:
-        with self.spending():
-            return self._build()
-
-    @contextmanager
-    def spending(self) -> Iterator[None]:
-        """What is rebuilt inside takes from what this message may copy and look at."""
-        token = current.set(self._allowance)
+        token = current.set(self)
         try:
-            yield
+            return self._build()
         finally:
             current.reset(token)
+
+    def spend(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            raise LimitError("rebuilding this message would copy or look at more than max_bytes")
 
     def _build(self) -> Any:
         parsed = self._parsed
@@ -130,6 +128,8 @@ class Builder:
     def _forget(self) -> None:
         """Be ready for the same piece once more."""
         self._open_marks = 0
+        self._runs_left = len(self._memory)
+        self._left = self._max_bytes
         if self._in_tree:
             self.shared.clear()
         else:
@@ -139,7 +139,7 @@ class Builder:
         """Be ready for the tree, whatever has been built of it so far."""
         self._open_marks = 0
         self._in_tree = True
-        self._allowance.renew()
+        self._left = self._max_bytes
         self._runs_left = len(self._memory)
         self.shared.clear()
 
@@ -190,9 +190,11 @@ class Builder:
         if not isinstance(buffer, (bytes, bytearray, memoryview)):
             raise ValueError("a tensor where bytes should be")
         if code == codes.BIG_BYTEARRAY:
-            self._allowance.spend(len(buffer))
+            self.spend(len(buffer))
             return bytearray(buffer)
         if code == codes.BIG_BYTES or code == codes.BIG_TEXT:
+            if self._converted is None:
+                self._converted = {}
             found = self._converted.get((code, index))
             if found is None:
                 found = bytes(buffer) if code == codes.BIG_BYTES else str(buffer, "utf-8", "surrogatepass")
@@ -209,6 +211,8 @@ class Builder:
         """The same where definitions let things be nested more deeply than msgpack does."""
         value = self._array(items)
         if type(value) in _FRAGILE:
+            if self._nested is None:
+                self._nested = {}
             below = [self._nested.get(id(item), 0) for item in items if type(item) in _FRAGILE]
             depth = self._nested[id(value)] = 1 + max(below, default=0)
             if depth > _MOST_FRAGILE:

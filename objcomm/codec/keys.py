@@ -54,6 +54,12 @@ class Keys:
 
     def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
         """A dict of pairs."""
+        if len(pairs) <= _FEW:
+            for key, _ in pairs:
+                if type(key) not in _FLAT:
+                    break
+            else:
+                return dict(pairs)
         filled: dict[Any, Any] = {}
         self._fill(filled, [key for key, _ in pairs], pairs)
         return filled

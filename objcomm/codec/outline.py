@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DecodeError, ObjcommError
 from . import codes, skeleton
+from .allowance import current
 from .build import Builder
 from .path import ROOT, reason, show_received
 
@@ -39,11 +41,16 @@ def decoding_error(error: Exception, parsed: skeleton.Parsed, builder: Builder |
         error = DecodeError(f"the object cannot be rebuilt: {reason(error)}")
     if error.path is None and builder is not None:
         try:
-            with builder.spending():
-                error.path = _Outline(parsed, builder).path()
+            # What is rebuilt once more is limited once more.
+            error.path = copy_context().run(_path, parsed, builder)
         except Exception:
             error.path = None  # of a malformed skeleton, say
     return error
+
+
+def _path(parsed: skeleton.Parsed, builder: Builder) -> str | None:
+    current.set(builder)
+    return _Outline(parsed, builder).path()
 
 
 def locate(error: ObjcommError, parsed: skeleton.Parsed, codes_: tuple[int, ...], index: int) -> ObjcommError:
