@@ -43,7 +43,7 @@ BAD = [
     b'{"window": [1], "max_bytes": 1, "version": 1}',
     b'{"token": 5}',
     b'{"token": "zz"}',
-    b'{"token": "' + b"a" * 64 + b'"}',
+    b'{"token": "' + b"a" * 66 + b'"}',
     b'{"token": "' + b"ab" * 16 + b'", "user": "root"}',
     b'["send_object", "dst=1"]',
     b'["send_object", "dst=1", 5]',

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 VERSION = 1
 _MAX_RECORD_BYTES = 4096
-_TOKEN = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_TOKEN = re.compile(r"([0-9a-f]{2}){1,32}", re.ASCII)
 
 
 class Store(Protocol):
