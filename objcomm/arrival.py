@@ -99,6 +99,8 @@ class Arrival(Incoming):
             parcels = read_bundle(body.skeleton, header.inline_bytes)
         except ProtocolError as error:
             raise Refused(error) from error
+        if body.segments and not (len(parcels) == 1 and parcels[0].skeleton):
+            raise Refused(ProtocolError("a damaged bundle arrived: segments without an object that they belong to"))
         frame = self._inline
         if len(parcels) == 1:
             pieces = [Piece(parcels[0], inline)]
@@ -133,7 +135,7 @@ class Arrival(Incoming):
     def _allocate(self, nbytes: int, accelerator: bool) -> torch.Tensor:
         # What is passed on must lie where the first sender had it: the next rank counts on that.
         device = None if accelerator and self._children else self._device
-        return self.pair.link.allocate(nbytes, accelerator, device)
+        return self._clear(self.pair.link.allocate(nbytes, accelerator, device))
 
     def _pass_on(self, frame: torch.Tensor, deadline: Deadline) -> list[Relay]:
         relays = []

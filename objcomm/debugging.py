@@ -143,13 +143,28 @@ def _collect(
                 key = f"{number}/{rank}"
                 found = card.within(card.STORE_SECONDS, lambda key=key: card.peek(store, key))  # type: ignore[misc]
                 if found is not None:
-                    told[rank] = Call(*json.loads(found))
+                    told[rank] = read_call(found)
                     if _differ(mine, told[rank]):
                         until = min(until, time.monotonic() + _GRACE_SECONDS)
         if len(told) == len(ranks) or time.monotonic() > until:
             return told
         time.sleep(nap)
         nap = min(0.05, nap * 1.2)
+
+
+def read_call(text: bytes) -> Call:
+    """What a rank has told of its call.
+
+    Raises:
+        ProtocolError: what lies there is none.
+    """
+    try:
+        call, arguments, line = fields = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        fields = [None]
+    if type(fields) is not list or any(type(field) is not str for field in fields):
+        raise ProtocolError(f"what lies in the group's store is no call: {text[:80]!r}")
+    return Call(call, arguments, line)
 
 
 def _awaited(there: Mapping[str, Any]) -> Awaited | None:

@@ -120,6 +120,7 @@ class Incoming:
         pair = self.pair
         other = Incoming(pair, body.channel, None, None, has_handle=False)
         other._inline, self._inline = self._inline, None
+        other._restricted = other._restricted or self._restricted
         try:
             other._value = other._open(header, body, inline, deadline)
         except ObjcommError as error:
@@ -212,6 +213,7 @@ class Incoming:
             # The rest of the head is on its way and there is nowhere to put it: the order is lost.
             raise pair.refuse(LimitError(f"no memory for a head of {header.frame_bytes} bytes: {error}")) from None
         frame[:window] = pair.window
+        self._clear(frame[window:])
         span = timeline.Span("wire") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             pair.link.recv_head(frame[window:]).wait(deadline)
@@ -254,7 +256,7 @@ class Incoming:
                 self._allocate(nbytes, accelerator) if target is None else target
                 for target, (nbytes, accelerator) in zip(plan.targets(self._into), segments, strict=True)
             ]
-        except (DecodeError, TrustError) as error:
+        except (DecodeError, LimitError, TrustError) as error:
             raise Refused(error.locate(phase="decode")) from error
         except Exception as error:
             raise Refused(
@@ -262,13 +264,18 @@ class Incoming:
             ) from error
 
     def _allocate(self, nbytes: int, accelerator: bool) -> torch.Tensor:
-        return self.pair.link.allocate(nbytes, accelerator, self._device)
+        return self._clear(self.pair.link.allocate(nbytes, accelerator, self._device))
+
+    def _clear(self, memory: torch.Tensor) -> torch.Tensor:
+        """A peer that sends less than it announces must not have what was in this memory before shown as its data."""
+        trusts_nobody = self._restricted or settings().trust == "restricted"
+        return memory.zero_() if trusts_nobody and not self.pair.link.measured else memory
 
     def _build(self, plan: Plan, inline: torch.Tensor, segments: Sequence[torch.Tensor]) -> object:
         span = timeline.Span("decode") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
             value = plan.build(inline, segments, self._device)
-        except (DecodeError, TrustError) as error:
+        except (DecodeError, LimitError, TrustError) as error:
             raise error.locate(phase="decode") from error.__cause__
         except BaseException:
             # A signal, or an exit that the code of a class asked for. The message was taken whole, so the order holds.

@@ -194,7 +194,8 @@ def broadcast(sweep: Sweep, obj: Any, forbid_grad: bool) -> Any:
         sweep.finish()
         return obj
     sweep.up()
-    objects = _open(sweep, sweep.arrive() or ())
+    pieces = _complete(sweep, sweep.arrive() or (), [sweep.root])
+    objects = _open(sweep, pieces)
     sweep.finish()
     return objects[sweep.root]
 
@@ -216,6 +217,7 @@ def all_gather(sweep: Sweep, obj: object, device: torch.device | None) -> dict[i
     if pieces is None:
         sweep.leave()
         pieces = ()
+    pieces = _complete(sweep, pieces, sweep.team.ranks)
     apart = [piece.parcel.origin for piece in pieces if piece.parcel.apart]
     expected = [Taken(pair, sweep.channel, device) for peer, pair in sweep.team.from_here() if peer in apart]
     for taken in expected:
@@ -231,6 +233,16 @@ def all_gather(sweep: Sweep, obj: object, device: torch.device | None) -> dict[i
             sweep.failures.note(error, taken.pair)
     sweep.finish()
     return objects
+
+
+def _complete(sweep: Sweep, pieces: Sequence[Piece], ranks: Sequence[int]) -> Sequence[Piece]:
+    """The pieces, if nothing failed and there is one of each rank; nothing else is built."""
+    origins = [piece.parcel.origin for piece in pieces if piece.parcel.notice is None]
+    if not sweep.failures and sorted(origins) != sorted(ranks):
+        text = f"objects of the ranks {origins} arrived where one of each of {list(ranks)} was due"
+        sweep.failures.keep(ProtocolError(text, phase="head"))
+        return ()
+    return pieces
 
 
 def _open(sweep: Sweep, pieces: Sequence[Piece]) -> dict[int, Any]:

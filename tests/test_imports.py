@@ -26,7 +26,7 @@ LAYERS = [
     {"diagnosis", "watcher"},
     {"arrival", "relay", "outgoing", "incoming", "segments", "pair", "pairs"},
     {"wire", "codec", "transport"},
-    {"errors", "config", "deadline", "counters", "timeline", "hostmemory", "labels", "scope", "turn"},
+    {"errors", "config", "deadline", "counters", "timeline", "hostmemory", "labels", "packed", "scope", "turn"},
 ]
 # Parts of one layer that may know each other. codec, wire and transport never do.
 COMPANIONS = [

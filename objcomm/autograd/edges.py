@@ -53,6 +53,8 @@ class Edge:
             raise ProtocolError(f"a gradient of shape {got} came back for a tensor of shape {list(self._shape)}")
         if gradient.is_complex() != self._dtype.is_complex:
             raise ProtocolError(f"a gradient of {gradient.dtype} came back for a tensor of {self._dtype}")
+        if gradient.is_meta and self._device.type != "meta":
+            raise ProtocolError("a gradient without data came back")
         if gradient.dtype != self._dtype or gradient.device != self._device:
             gradient = gradient.to(self._device, self._dtype)
         if self._ragged is None and self._shape is None:

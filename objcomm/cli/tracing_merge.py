@@ -44,16 +44,30 @@ def read(path: Path) -> list[Event]:
         text = f"{text.rstrip(',')}]"
     try:
         events: list[Event] = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         # An event for which the disk had no room.
         whole, _, _ = text.rpartition(",\n")
         try:
             events = json.loads(f"{whole}]")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"{path} is damaged: {error}") from None
-    if not all(isinstance(event, dict) and "ph" in event and "name" in event for event in events):
+    if not all(map(_is_event, events)):
         raise TraceError(f"{path} is damaged: not everything in it is an event")
     return events
+
+
+def _is_event(event: Any) -> bool:
+    if not isinstance(event, dict) or type(event.get("ph")) is not str or type(event.get("name")) is not str:
+        return False
+    args = event.get("args", {})
+    numbers = (event.get(name, 0) for name in ("ts", "dur"))
+    whole = (event.get(name, 0) for name in ("pid", "tid"))
+    return (
+        isinstance(args, dict)
+        and type(args.get("message", "")) is str
+        and all(type(number) in (int, float) for number in numbers)
+        and all(type(number) is int for number in whole)
+    )
 
 
 def load(folder: Path) -> list[Rank]:
@@ -68,8 +82,11 @@ def load(folder: Path) -> list[Rank]:
         told = next((event for event in events if event["name"] == "objcomm_clock"), None)
         if told is None:
             raise TraceError(f"{path} does not say by which clock it was written")
-        args = told["args"]
-        ranks.append(Rank(told["pid"], args["clock"], args["wall_us"] - args["ts"], events))
+        args = told.get("args", {})
+        clock, wall, at = args.get("clock"), args.get("wall_us"), args.get("ts")
+        if type(clock) is not str or not {type(wall), type(at)} <= {int, float} or "pid" not in told:
+            raise TraceError(f"{path} is damaged: it does not say by which clock it was written")
+        ranks.append(Rank(told["pid"], clock, wall - at, events))
     if not ranks:
         raise TraceError(f"there are no traces in {folder}: run the program with OBJCOMM_TRACE={folder}")
     return sorted(ranks)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..config import Trust
+from ..config import DEFAULT_MAX_BYTES, Trust
 from ..errors import DecodeError, EncodeError, ObjcommError, TrustError
 from . import codes, history, instances, opaque, path, registry
 from . import skeleton as _skeleton
@@ -103,12 +103,14 @@ class Plan:
         memory: MemoryReader | None = None,
         segments: Sequence[tuple[int, bool]] = (),
         restricted: bool = False,
+        max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
         self._parsed = parsed
         self._entries = entries
         self._memory = memory
         self._segments = segments
         self._restricted = restricted
+        self._max_bytes = max_bytes
         self._filling: Filling | None = None
         self._leaves: list[Any] = []
         self._builder: Builder | None = None
@@ -134,7 +136,7 @@ class Plan:
             return [None] * len(self._segments)
         table = None if self._memory is None else self._memory.table
         try:
-            self._filling = Filling(self._parsed, self._entries, self._restricted, table, into)
+            self._filling = Filling(self._parsed, self._entries, self._restricted, table, into, self._max_bytes)
             return self._filling.targets(self._segments)
         except ObjcommError:
             raise
@@ -154,6 +156,7 @@ class Plan:
 
         Raises:
             DecodeError: it cannot be built here; the path of what cannot is named.
+            LimitError: building it would copy or look at more than ``max_bytes``, or its keys take too long.
             TrustError: trust is restricted, and building it would run code.
         """
         builder: Builder | None = None
@@ -164,11 +167,11 @@ class Plan:
             gc.disable()
         try:
             if parsed.plain:
-                return _skeleton.unpack(parsed.tree)
+                return _skeleton.unpack_plain(parsed.tree, self._restricted)
             leaves = [] if self._memory is None else self._memory.build(inline, segments, device)
             if self._filling is not None:
                 leaves = self._filling.fill(leaves)
-            builder = Builder(parsed, self._entries, self._restricted, leaves)
+            builder = Builder(parsed, self._entries, self._restricted, leaves, self._max_bytes)
             obj = builder.build()
             self._leaves, self._builder = leaves, builder
             return obj
@@ -216,7 +219,7 @@ def parse(
     alike = (pieces.tables, inline_bytes, max_bytes, *segments)
     reader = _readers.get(alike) if pieces.tables else None
     if reader is not None:
-        return Plan(_skeleton.Parsed(pieces.tree, False), (), reader, segments, restricted)
+        return Plan(_skeleton.Parsed(pieces.tree, False), (), reader, segments, restricted, max_bytes)
     parsed = _skeleton.parse(pieces)
     if parsed.plain and not inline_bytes and not segments:
         return Plan(parsed, restricted=restricted)
@@ -251,4 +254,4 @@ def parse(
             raise DecodeError(f"the memory table is malformed: {path.reason(error)}") from error
         if parsed.only_memory and len(pieces.tables) <= _MOST_TABLES:
             _readers.keep(alike, memory)
-    return Plan(parsed, entries, memory, segments, restricted)
+    return Plan(parsed, entries, memory, segments, restricted, max_bytes)

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 # By character code, which tells types apart that share a size (long and longlong); by size where one is needed. numpy's
-# own parser takes far more than a sender shall be able to ask for.
+# own parser takes far more than a sender shall be able to ask for: a unit divided by 0 ends the process.
 _SIMPLE = re.compile(
-    r"[<>|][?bBhHiIlLqQefdgFDG]|[<>|][SUV][1-9]\d{0,9}|[<>][mM]8(\[\d{0,9}[A-Za-z]{1,7}(/\d{1,9})?\])?"
+    r"[<>|][?bBhHiIlLqQefdgFDG]|[<>|][SUV][1-9]\d{0,9}|[<>][mM]8(\[\d{0,9}[A-Za-z]{1,7}(/[1-9]\d{0,8})?\])?",
+    re.ASCII,
 )
 _ORDER = "<" if sys.byteorder == "little" else ">"
 _MAX_NESTING = 16

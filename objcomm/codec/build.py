@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import DecodeError, TrustError
-from . import classes, codes, instances, numpy_values, opaque, registry, runs, skeleton, values
+from ..errors import DecodeError, LimitError, TrustError
+from . import codes, instances, numpy_values, opaque, registry, runs, skeleton, values
+from .allowance import current
 from .codes import Mark
+from .keys import Keys, builtin_factory, rebuilders
 
 _LEAVES: dict[int, Callable[[bytes], Any]] = {
     **values.LEAVES,
     codes.NUMPY_SCALAR: numpy_values.scalar_from,
     codes.NUMPY_DTYPE: numpy_values.dtype_from,
 }
+_RESTRICTED_LEAVES = {**_LEAVES, codes.ZONE: values.zone_of_the_system}
 _LISTS: dict[int, Callable[[list[Any]], Any]] = {
     **values.LISTS,
     codes.NUMPY_RECORD: numpy_values.record_from,
@@ -23,6 +25,10 @@ _LISTS: dict[int, Callable[[list[Any]], Any]] = {
     codes.NAMED: runs.named,
 }
 _MARKS = {code: Mark(rebuild) for code, rebuild in _LISTS.items()}
+
+# CPython frees these by a recursion that nothing bounds: deeply nested and dropped, they would end the process.
+_FRAGILE = frozenset((slice, deque, defaultdict))
+_MOST_FRAGILE = 500
 
 
 class Builder:
@@ -33,10 +39,16 @@ class Builder:
         entries: its class table, resolved.
         restricted: nothing may run that a class of this process defines.
         memory: the memory leaves, by index.
+        max_bytes: the most that may be copied or looked at beyond them.
     """
 
     def __init__(
-        self, parsed: skeleton.Parsed, entries: Sequence[instances.Resolved], restricted: bool, memory: list[Any]
+        self,
+        parsed: skeleton.Parsed,
+        entries: Sequence[instances.Resolved],
+        restricted: bool,
+        memory: list[Any],
+        max_bytes: int,
     ) -> None:
         self._parsed = parsed
         self._memory = memory
@@ -44,14 +56,19 @@ class Builder:
         self._runs_left = len(memory)
         self._entries = [entry.value for entry in entries] if entries else []
         self._marks = _RESTRICTED_MARKS if restricted else _MARKS
+        self._simple = _RESTRICTED_LEAVES if restricted else _LEAVES
         self._kinds: frozenset[type] = frozenset()
-        self._check: _KeyCheck | None = None
-        if restricted and entries:
-            self._kinds = frozenset(entry.cls for entry in entries)
-            check = _KeyCheck(self._kinds)
-            if check:
-                self._check = check
-                self._marks = _guarded_marks(check)
+        self._keys: Keys | None = None
+        if restricted:
+            if entries:
+                self._kinds = frozenset(entry.cls for entry in entries)
+            keys = Keys(self._kinds)
+            if keys.refused or parsed.definitions or skeleton.is_long(parsed):
+                self._keys = keys
+                self._marks = _guarded_marks(keys)
+        self._max_bytes = self._left = max_bytes
+        self._converted: dict[tuple[int, int], Any] | None = None
+        self._nested: dict[int, int] | None = None
         self._open_marks = 0
         self._in_tree = False
         self.composites: list[Any] = []
@@ -60,6 +77,18 @@ class Builder:
         self.shared: list[Any] = []
 
     def build(self) -> Any:
+        token = current.set(self)
+        try:
+            return self._build()
+        finally:
+            current.reset(token)
+
+    def spend(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            raise LimitError("rebuilding this message would copy or look at more than max_bytes")
+
+    def _build(self) -> Any:
         parsed = self._parsed
         if parsed.only_memory:
             self._in_tree = True
@@ -82,15 +111,35 @@ class Builder:
         return tree[-1]
 
     def unpack(self, blob: memoryview) -> Any:
-        obj = skeleton.unpack(blob, self.leaf, self.array, None if self._check is None else self.pairs)
+        if self._keys is None:
+            obj = skeleton.unpack(blob, self.leaf, self.array)
+        else:
+            try:
+                obj = skeleton.unpack(blob, self.leaf, self.array, only_salted=True)
+            except ValueError as error:
+                if not skeleton.is_about_keys(error):
+                    raise
+                self._forget()
+                obj = skeleton.unpack(blob, self.leaf, self.array, self.pairs)
         if self._open_marks:
             raise DecodeError("a mark of the skeleton is not the first item of an array")
         return obj
+
+    def _forget(self) -> None:
+        """Be ready for the same piece once more."""
+        self._open_marks = 0
+        self._runs_left = len(self._memory)
+        self._left = self._max_bytes
+        if self._in_tree:
+            self.shared.clear()
+        else:
+            self.composites.clear()
 
     def restart(self) -> None:
         """Be ready for the tree, whatever has been built of it so far."""
         self._open_marks = 0
         self._in_tree = True
+        self._left = self._max_bytes
         self._runs_left = len(self._memory)
         self.shared.clear()
 
@@ -103,7 +152,7 @@ class Builder:
         if mark is not None:
             self._open_marks += 1
             return mark
-        make = _LEAVES.get(code)
+        make = self._simple.get(code)
         return self._reference(code, data) if make is None else make(data)
 
     def _run(self, data: bytes) -> list[Any]:
@@ -140,15 +189,37 @@ class Builder:
         buffer = self._memory[index]
         if not isinstance(buffer, (bytes, bytearray, memoryview)):
             raise ValueError("a tensor where bytes should be")
-        if code == codes.BIG_BYTES:
-            return bytes(buffer)
         if code == codes.BIG_BYTEARRAY:
+            self.spend(len(buffer))
             return bytearray(buffer)
-        if code == codes.BIG_TEXT:
-            return str(buffer, "utf-8", "surrogatepass")
+        if code == codes.BIG_BYTES or code == codes.BIG_TEXT:
+            if self._converted is None:
+                self._converted = {}
+            found = self._converted.get((code, index))
+            if found is None:
+                found = bytes(buffer) if code == codes.BIG_BYTES else str(buffer, "utf-8", "surrogatepass")
+                self._converted[code, index] = found
+            return found
         raise ValueError(f"unknown extension code {code}")
 
-    def array(self, items: list[Any]) -> Any:
+    @property
+    def array(self) -> Callable[[list[Any]], Any]:
+        """What becomes of an array, once its items have become what they are."""
+        return self._nested_array if self._parsed.definitions else self._array
+
+    def _nested_array(self, items: list[Any]) -> Any:
+        """The same where definitions let things be nested more deeply than msgpack does."""
+        value = self._array(items)
+        if type(value) in _FRAGILE:
+            if self._nested is None:
+                self._nested = {}
+            below = [self._nested.get(id(item), 0) for item in items if type(item) in _FRAGILE]
+            depth = self._nested[id(value)] = 1 + max(below, default=0)
+            if depth > _MOST_FRAGILE:
+                raise ValueError(f"more than {_MOST_FRAGILE} slices, deques or defaultdicts directly in one another")
+        return value
+
+    def _array(self, items: list[Any]) -> Any:
         if items:
             mark = items[0]
             if type(mark) is Mark:
@@ -157,7 +228,7 @@ class Builder:
         return items
 
     def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        return dict(pairs) if self._check is None else self._check.pairs(pairs)
+        return dict(pairs) if self._keys is None else self._keys.pairs(pairs)
 
     def _define_composite(self, items: list[Any]) -> None:
         name = self._parsed.names[len(self.composites)]
@@ -179,54 +250,6 @@ class Builder:
 # -- restricted trust --------------------------------------------------------------------------------------------------
 
 
-def _runs_code(kind: type) -> bool:
-    """Whether a class has its own idea of what equal or a hash is, beyond what Python and dataclasses make."""
-    for method in (kind.__hash__, kind.__eq__):
-        code = getattr(method, "__code__", None)
-        if code is not None and method is not Enum.__hash__ and code.co_filename != "<string>":
-            return True
-    return False
-
-
-class _KeyCheck:
-    """Refuses keys and elements of sets that would be hashed or compared by code of a class of this process."""
-
-    def __init__(self, kinds: Iterable[type]) -> None:
-        self._refused = frozenset(kind for kind in kinds if _runs_code(kind))
-
-    def __bool__(self) -> bool:
-        return bool(self._refused)
-
-    def __call__(self, key: Any) -> None:
-        kind = type(key)
-        if kind in self._refused:
-            raise TrustError(
-                f"{kind.__module__}.{kind.__qualname__} as a key would run its own __hash__ or __eq__",
-                hint="use plain values as keys, or cluster trust",
-            )
-        if issubclass(kind, (tuple, frozenset)):
-            for item in key:
-                self(item)
-        elif hasattr(kind, "__dataclass_fields__"):
-            layout = classes.layout(kind)
-            attributes = None if layout is None else layout.attributes(key)
-            for item in () if attributes is None else attributes[1]:
-                self(item)
-
-    def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        for key, _ in pairs:
-            self(key)
-        return dict(pairs)
-
-    def guarding(self, step: int, start: int, rebuild: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        def guarded(items: list[Any]) -> Any:
-            for key in items[start::step]:
-                self(key)
-            return rebuild(items)
-
-        return guarded
-
-
 def _refuse_instances(part: Any, kinds: frozenset[type], name: str) -> None:
     """What builds a composite may ask its parts for a length, an index, an order: no class shall answer with code."""
     if type(part) in kinds:
@@ -238,19 +261,8 @@ def _refuse_instances(part: Any, kinds: frozenset[type], name: str) -> None:
             _refuse_instances(item, kinds, name)
 
 
-# Of the lists that hash: how far apart their keys are, and where the first is.
-_KEYS = {
-    codes.SET: (1, 1),
-    codes.FROZENSET: (1, 1),
-    codes.DICT: (2, 1),
-    codes.ORDERED_DICT: (2, 1),
-    codes.DEFAULT_DICT: (2, 2),
-}
-
-
 def _builtin_factory(items: list[Any]) -> Any:
-    if items[1] is not None and type(items[1]) is not type:
-        raise TrustError("a defaultdict of restricted trust has None or a builtin type as its factory")
+    builtin_factory(items)
     return _LISTS[codes.DEFAULT_DICT](items)
 
 
@@ -258,6 +270,5 @@ _RESTRICTED_LISTS = {**_LISTS, codes.DEFAULT_DICT: _builtin_factory}
 _RESTRICTED_MARKS = {code: Mark(rebuild) for code, rebuild in _RESTRICTED_LISTS.items()}
 
 
-def _guarded_marks(check: _KeyCheck) -> dict[int, Mark]:
-    guarded = {code: Mark(check.guarding(*_KEYS[code], _RESTRICTED_LISTS[code])) for code in _KEYS}
-    return {**_RESTRICTED_MARKS, **guarded}
+def _guarded_marks(keys: Keys) -> dict[int, Mark]:
+    return {**_RESTRICTED_MARKS, **{code: Mark(rebuild) for code, rebuild in rebuilders(keys).items()}}

@@ -10,7 +10,7 @@ import torch
 
 from . import registry
 from .ordinary import Ordinary
-from .tensors import dispatch_names
+from .tensors import dispatch_names, is_plain
 
 
 class Kind(NamedTuple):
@@ -52,11 +52,25 @@ def requiring(tensor: Any, requires_grad: Any) -> Any:
 
 def boolean(value: Any) -> bool:
     if type(value) is not bool:
-        raise ValueError(f"{value!r} where True or False should be")
+        raise ValueError(f"{type(value).__name__} where True or False should be")
     return value
 
 
 def tensor_part(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         raise ValueError(f"{type(value).__name__} where a tensor should be")
+    return value
+
+
+def plain_part(value: Any) -> Any:
+    """A part that is strided memory and nothing else: then its methods say what they say, whoever sent it."""
+    if not is_plain(tensor_part(value)):
+        raise ValueError("a tensor of another kind where a plain one should be")
+    return value
+
+
+def sizes_part(value: Any) -> list[int]:
+    """A part that is the shape or the strides of a tensor."""
+    if type(value) is not list or len(value) > 256 or not all(type(size) is int and size >= 0 for size in value):
+        raise ValueError("something else where the sizes of a tensor should be")
     return value

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .composites import Kind, answers_to, boolean, requiring, tensor_part
+from .allowance import spend_on
+from .composites import Kind, answers_to, boolean, plain_part, requiring, sizes_part, tensor_part
 
 _torch: Any = torch
 
@@ -31,8 +32,9 @@ def _coordinates(obj: Any) -> list[Any]:
 
 def _from_coordinates(parts: list[Any]) -> Any:
     indices, values, shape, coalesced, requires_grad = parts
+    spend_on(plain_part(indices), tensor_part(values))
     tensor = torch.sparse_coo_tensor(
-        tensor_part(indices), tensor_part(values), shape, check_invariants=True, is_coalesced=boolean(coalesced)
+        indices, values, sizes_part(shape), check_invariants=True, is_coalesced=boolean(coalesced)
     )
     return requiring(tensor, requires_grad)
 
@@ -48,10 +50,11 @@ def _compressed(obj: Any) -> list[Any]:
 
 def _from_compressed(parts: list[Any]) -> Any:
     layout, outer, inner, values, shape, requires_grad = parts
-    if layout not in _COMPRESSED:
-        raise ValueError(f"{layout} is no layout of a compressed sparse tensor")
+    if type(layout) is not torch.layout or layout not in _COMPRESSED:
+        raise ValueError("no layout of a compressed sparse tensor")
+    spend_on(plain_part(outer), plain_part(inner), tensor_part(values))
     tensor = torch.sparse_compressed_tensor(
-        tensor_part(outer), tensor_part(inner), tensor_part(values), shape, layout=layout, check_invariants=True
+        outer, inner, values, sizes_part(shape), layout=layout, check_invariants=True
     )
     return requiring(tensor, requires_grad)
 
@@ -67,13 +70,17 @@ def _nested(obj: Any) -> list[Any]:
 
 def _from_nested(parts: list[Any]) -> Any:
     values, sizes, strides, offsets, requires_grad = parts
-    if not tensor_part(offsets).numel():
+    if not plain_part(offsets).numel():
         empty = torch.nested.nested_tensor([], dtype=tensor_part(values).dtype, device=values.device)
         return requiring(empty, requires_grad)
     if not _are_indices((sizes, 2), (strides, 2), (offsets, 1)) or strides.shape != sizes.shape:
         raise ValueError("a nested tensor with malformed sizes")
-    if len(offsets) != len(sizes) or tensor_part(values).dim() != 1:
+    if len(offsets) != len(sizes) or plain_part(values).dim() != 1:
         raise ValueError("a nested tensor with malformed offsets")
+    spend_on(values, sizes, strides, offsets)
+    # What is nested looks at the memory from its start, whatever the values show of it.
+    if values.storage_offset() or not values.is_contiguous():
+        values = values.clone(memory_format=torch.contiguous_format)
     for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
         reach = offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
         if min([offset, *size, *stride]) < 0 or (0 not in size and reach >= values.numel()):
@@ -83,7 +90,7 @@ def _from_nested(parts: list[Any]) -> Any:
 
 def _are_indices(*each: tuple[Any, int]) -> bool:
     return all(
-        tensor_part(tensor).dtype is torch.int64 and tensor.dim() == dims and tensor.device.type == "cpu"
+        plain_part(tensor).dtype is torch.int64 and tensor.dim() == dims and tensor.device.type == "cpu"
         for tensor, dims in each
     )
 
@@ -102,9 +109,9 @@ def _from_jagged(parts: list[Any]) -> Any:
     from torch.nested._internal.nested_tensor import NestedTensor
 
     values, offsets, lengths, least, most, ragged, requires_grad = parts
-    if not 0 < ragged <= tensor_part(values).dim():
-        raise ValueError(f"a jagged tensor of {values.dim() + 1} dimensions that is ragged in dimension {ragged}")
-    _check_rows(offsets, lengths, values.shape[ragged - 1])
+    if type(ragged) is not int or not 0 < ragged <= tensor_part(values).dim():
+        raise ValueError("a jagged tensor that is ragged in a dimension that it does not have")
+    _check_rows(offsets, lengths, values.shape[ragged - 1], least, most)
     inner = {"_values": values, "_offsets": offsets, "_lengths": lengths}
     inner |= {"_min_seqlen_tensor": least, "_max_seqlen_tensor": most}
     inner = {name: tensor for name, tensor in inner.items() if tensor is not None}
@@ -112,16 +119,28 @@ def _from_jagged(parts: list[Any]) -> Any:
     return unflatten(inner, {"requires_grad": boolean(requires_grad), "ragged_idx": ragged}, None, None)
 
 
-def _check_rows(offsets: Any, lengths: Any, size: int) -> None:
+def _check_rows(offsets: Any, lengths: Any, size: int, least: Any, most: Any) -> None:
     integers = (torch.int64, torch.int32)
-    if tensor_part(offsets).dim() != 1 or offsets.dtype not in integers or not offsets.numel():
+    if plain_part(offsets).dim() != 1 or offsets.dtype not in integers or not offsets.numel():
         raise ValueError("a jagged tensor with malformed offsets")
+    spend_on(offsets)
     starts = offsets[:-1]
-    reach = offsets[1:] - starts if lengths is None else lengths
-    if reach.dtype not in integers or reach.shape != starts.shape:
-        raise ValueError("a jagged tensor with malformed lengths")
-    if starts.numel() and bool(((starts < 0) | (reach < 0) | (starts + reach > size)).any()):
+    # Each number by itself first: so that none of the sums overflows.
+    outside = (offsets < 0) | (offsets > size)
+    if lengths is not None and not bool(outside.any()):
+        if plain_part(lengths).dtype not in integers or lengths.shape != starts.shape:
+            raise ValueError("a jagged tensor with malformed lengths")
+        outside = (lengths < 0) | (lengths > size)
+    if bool(outside.any()):
         raise ValueError("a jagged tensor reaches beyond its values")
+    reach = offsets[1:] - starts if lengths is None else lengths
+    if starts.numel() and bool(((reach < 0) | (starts + reach > size)).any()):
+        raise ValueError("a jagged tensor reaches beyond its values")
+    # Kernels rely on them. Each is said by the first extent of a tensor.
+    bounds = [None if bound is None else plain_part(bound).shape[0] for bound in (least, most)]
+    shortest, longest = (int(reach.min()), int(reach.max())) if reach.numel() else (0, 0)
+    if reach.numel() and ((bounds[0] or 0) > shortest or (bounds[1] is not None and bounds[1] < longest)):
+        raise ValueError("a jagged tensor with rows that are shorter or longer than it says")
 
 
 # -- others ----------------------------------------------------------------------------------------------------------
@@ -129,7 +148,8 @@ def _check_rows(offsets: Any, lengths: Any, size: int) -> None:
 
 def _from_dense(parts: list[Any]) -> Any:
     dense, requires_grad = parts
-    return requiring(tensor_part(dense).to_mkldnn(), requires_grad)
+    spend_on(plain_part(dense))
+    return requiring(dense.to_mkldnn(), requires_grad)
 
 
 def _from_masked(parts: list[Any]) -> Any:
@@ -137,6 +157,7 @@ def _from_masked(parts: list[Any]) -> Any:
 
     data, mask, requires_grad = parts
     make: Any = MaskedTensor
+    spend_on(tensor_part(data), tensor_part(mask))
     return make(tensor_part(data), tensor_part(mask), boolean(requires_grad))
 
 

@@ -17,6 +17,9 @@ from . import codes, versions
 from .classes import Layout, dict_of, find, layout
 from .codes import Mark, Part, indexed
 
+# Members of a flag in restricted trust: the enum module goes through the bits of a combination one by one.
+_MOST_FLAGS = 256
+
 # -- encoding ----------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +139,7 @@ def resolve(entry: list[Any], *, restricted: bool) -> Resolved:
         rest = _check_version(cls, kind, rest)
     if kind == "enum" or kind == "flag":
         value = rest[0]
-        return Resolved(cls, _member(cls, name, value))
+        return Resolved(cls, _member(cls, name, value, restricted=restricted))
     fields = tuple(rest[0])
     if fields != known.fields:
         raise DecodeError(
@@ -158,7 +161,7 @@ def _check_version(cls: type, kind: str, rest: list[Any]) -> list[Any]:
     return rest[:length]
 
 
-def _member(cls: Any, name: str, value: Any) -> object:
+def _member(cls: Any, name: str, value: Any, *, restricted: bool) -> object:
     if isinstance(value, str):
         member = dict_of(cls)["_member_map_"].get(value)
         if member is None:
@@ -166,6 +169,8 @@ def _member(cls: Any, name: str, value: Any) -> object:
         return member
     if not _is_own_flag(cls) or type(value) is not int:
         raise DecodeError(f"a combination of the members of {name} cannot be built here")
+    if restricted and value.bit_length() > _MOST_FLAGS:
+        raise DecodeError(f"flag {name} has no {value.bit_length()} members here")
     try:
         return enum.EnumMeta.__call__(cls, value)
     except ValueError as error:

@@ -21,7 +21,7 @@ from .form import READ_ONLY, Form
 from .memory_table import Table
 from .ordinary import Ordinary
 from .overlap import Span, sharing_of
-from .path import ROOT, children, describe, show
+from .path import ROOT, children, describe, show_received
 from .sketch import Other, Slot, sketch
 
 _HINT = "pass an object of the same structure, or receive without into"
@@ -59,6 +59,7 @@ class Filling:
         restricted: bool,
         table: Table | None,
         into: object,
+        max_bytes: int,
     ) -> None:
         self._table = table
         self._matches: dict[int, _Match] = {}
@@ -66,7 +67,7 @@ class Filling:
         self._compared: set[tuple[int, int]] = set()
         self._straight: set[int] = set()
         self._kept: Any = None
-        received = sketch(parsed, entries, restricted, table)
+        received = sketch(parsed, entries, restricted, table, max_bytes)
         self._kept = received  # ids are only good while it lives
         self._compare(received, into, ROOT)
         self._check_sharing()
@@ -99,9 +100,9 @@ class Filling:
             missing = [key for key in received if key not in into] + [key for key in into if key not in received]
             if missing:
                 where = "into" if missing[0] in received else "what is received"
-                raise _mismatch(f"{where} has no key {show(missing[0])}", path)
+                raise _mismatch(f"{where} has no key {show_received(missing[0])}", path)
             for key, value in received.items():
-                self._compare(value, into[key], f"{path}[{show(key)}]")
+                self._compare(value, into[key], f"{path}[{show_received(key)}]")
             return
         if isinstance(received, (set, frozenset)):
             if any(type(child) in (Slot, Other) for child in received):

@@ -6,6 +6,7 @@ anyone, so what torch itself takes on trust is checked when a tensor is rebuilt.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ import torch
 from ..errors import EncodeError
 from . import containers, subclasses
 from .address import words
-from .composites import Kind, answers_to, boolean, register, requiring, tensor_part
+from .allowance import spend, spend_on
+from .composites import Kind, answers_to, boolean, plain_part, register, requiring, sizes_part, tensor_part
 from .tensors import current_accelerator, on_accelerator
 
 _C: Any = torch._C
@@ -27,7 +29,15 @@ _PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
 # -- attributes and parameters ---------------------------------------------------------------------------------------
 
 
+def _hides(name: Any) -> bool:
+    """Whether an attribute would stand in front of what every tensor has."""
+    return hasattr(torch.nn.Parameter, name)
+
+
 def _with_attributes(obj: Any) -> list[Any]:
+    hidden = next((name for name in obj.__dict__ if type(name) is str and _hides(name)), None)
+    if hidden is not None:
+        raise EncodeError(f"a tensor with an attribute {hidden!r} in place of torch's own cannot be sent")
     bare = obj.detach()
     if type(obj) is torch.nn.Parameter:
         bare = torch.nn.Parameter(bare, requires_grad=obj.requires_grad)
@@ -38,9 +48,11 @@ def _with_attributes(obj: Any) -> list[Any]:
 
 def _from_attributes(parts: list[Any]) -> Any:
     tensor, attributes = parts
-    if not isinstance(attributes, dict) or not all(type(name) is str for name in attributes):
+    if type(attributes) is not dict or not all(type(name) is str for name in attributes):
         raise ValueError("attributes of a tensor are a dict with names")
-    tensor_part(tensor).__dict__.update(attributes)
+    if type(tensor) not in _OWN or any(map(_hides, attributes)):
+        raise ValueError("attributes in place of those that every tensor has")
+    tensor.__dict__.update(attributes)
     return tensor
 
 
@@ -61,11 +73,17 @@ def _without_bits(obj: Any) -> list[Any]:
 
 
 def _from_bits(parts: list[Any]) -> Any:
-    tensor, conjugate, negative, requires_grad = parts
+    memory, conjugate, negative, requires_grad = parts
+    # It may be in the message as itself too.
+    tensor = plain_part(memory).detach()
     if boolean(conjugate):
-        _C._set_conj(tensor_part(tensor), True)
+        if not tensor.is_complex():
+            raise ValueError("a conjugate of numbers that are not complex")
+        _C._set_conj(tensor, True)
     if boolean(negative):
-        _C._set_neg(tensor_part(tensor), True)
+        if not (tensor.is_complex() or tensor.is_floating_point()):
+            raise ValueError("a negative view of numbers that are neither floating point nor complex")
+        _C._set_neg(tensor, True)
     return requiring(tensor, requires_grad)
 
 
@@ -75,7 +93,8 @@ def _meta(obj: Any) -> list[Any]:
 
 def _from_meta(parts: list[Any]) -> Any:
     dtype, shape, strides, requires_grad = parts
-    return requiring(torch.empty_strided(shape, strides, dtype=dtype, device="meta"), requires_grad)
+    empty = torch.empty_strided(sizes_part(shape), sizes_part(strides), dtype=dtype, device="meta")
+    return requiring(empty, requires_grad)
 
 
 # -- quantized -------------------------------------------------------------------------------------------------------
@@ -101,24 +120,39 @@ def _quantized(obj: Any) -> list[Any]:
 
 def _from_quantized(parts: list[Any]) -> Any:
     memory, dtype, shape, *parameters = parts
-    device = tensor_part(memory).device
-    if len(parameters) == 2:
-        scale, zero_point = parameters
-        empty = _torch._empty_affine_quantized(shape, scale=scale, zero_point=zero_point, dtype=dtype, device=device)
-    else:
-        scales, zero_points, axis = parameters
-        if not 0 <= axis < len(shape) or not scales.numel() == zero_points.numel() == shape[axis]:
-            raise ValueError("a quantized tensor has other channels than scales")
-        empty = _torch._empty_per_channel_affine_quantized(
-            shape, scales=scales, zero_points=zero_points, axis=axis, dtype=dtype, device=device
-        )
-    if dtype in _QUANTIZED:
+    plain_part(memory)
+    whole = dtype in _QUANTIZED if type(dtype) is torch.dtype else False
+    count = math.prod(sizes_part(shape))
+    if whole:
         if memory.dtype is not _QUANTIZED[dtype] or list(memory.shape) != shape:
             raise ValueError("the memory of a quantized tensor does not fit its dtype and shape")
+    elif memory.dtype is not torch.uint8 or not memory.is_contiguous() or count > 4 * memory.numel():
+        raise ValueError("the memory of a quantized tensor does not fit its dtype and shape")
+    if len(parameters) == 2:
+        scale, zero_point = parameters
+        if type(scale) is not float or type(zero_point) is not int:
+            raise ValueError("a quantized tensor with a malformed scale")
+        # Where the memory takes the place of what is made here, nothing of it need be made.
+        empty = _torch._empty_affine_quantized(
+            [0] if whole else shape, scale=scale, zero_point=zero_point, dtype=dtype, device=memory.device
+        )
+    else:
+        scales, zero_points, axis = parameters
+        if type(axis) is not int or not 0 <= axis < len(shape):
+            raise ValueError("a quantized tensor without the axis of its channels")
+        if not plain_part(scales).numel() == plain_part(zero_points).numel() == shape[axis]:
+            raise ValueError("a quantized tensor has other channels than scales")
+        spend_on(scales, zero_points)
+        spend(count)
+        empty = _torch._empty_per_channel_affine_quantized(
+            shape, scales=scales, zero_points=zero_points, axis=axis, dtype=dtype, device=memory.device
+        )
+    if whole:
         return empty.set_(memory.untyped_storage(), memory.storage_offset(), memory.shape, memory.stride())
     storage = empty.untyped_storage()
-    if memory.dtype is not torch.uint8 or memory.numel() != storage.nbytes():
+    if memory.numel() != storage.nbytes():
         raise ValueError("the memory of a quantized tensor does not fit its dtype and shape")
+    spend_on(memory)
     words(storage, 0, (), storage.nbytes(), 1).copy_(memory)
     return empty
 
@@ -132,7 +166,7 @@ def _bytes_of(obj: torch.UntypedStorage) -> list[Any]:
 
 def _from_bytes(parts: list[Any]) -> Any:
     (memory,) = parts
-    if tensor_part(memory).dtype is not torch.uint8 or memory.dim() != 1:
+    if plain_part(memory).dtype is not torch.uint8 or memory.dim() != 1 or not memory.is_contiguous():
         raise ValueError("a storage is made of bytes")
     storage, first, size = memory.untyped_storage(), memory.storage_offset(), memory.numel()
     return storage if storage.nbytes() == size else storage[first : first + size]
@@ -145,6 +179,8 @@ def _without_memory(obj: Any) -> list[Any]:
 
 def _from_nothing(parts: list[Any]) -> Any:
     parameter, dtype, device, requires_grad, persistent = parts
+    if type(device) is not torch.device or type(dtype) is not torch.dtype:
+        raise ValueError("a parameter without memory, and without a device or a dtype")
     if on_accelerator(device) and device.type != "meta":
         device = current_accelerator()
     if boolean(parameter):
@@ -168,7 +204,7 @@ KINDS = (
         "zero",
         lambda obj: answers_to(obj, "ZeroTensor"),
         lambda obj: [obj.clone(), obj.requires_grad],
-        lambda parts: requiring(*parts),
+        lambda parts: requiring(tensor_part(parts[0]), parts[1]),
     ),
     Kind("meta", lambda obj: answers_to(obj, "Meta"), _meta, _from_meta),
     Kind("quantized", lambda obj: answers_to(obj, r"Quantized\w+"), _quantized, _from_quantized),

@@ -15,6 +15,9 @@ from .placing import Buffers, Places
 
 _MOST_AXES = 256
 _LARGEST = 1 << 62
+# What torch needs for a tensor, and for each of its dimensions, beside the data; and what is always allowed for them.
+_LEAF_BYTES, _AXIS_BYTES = 512, 16
+_LEAVES_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Table:
         in_cluster: set[int] = set()
         for cluster in _list(clusters):
             self.clusters.append(self._read_cluster(cluster, in_cluster))
-        self._check_size(inline_bytes, segments, max_bytes)
+        self._check_size(forms, inline_bytes, segments, max_bytes)
         if len(_list(owners)) != len(segments):
             raise DecodeError(f"the table describes {len(owners)} segments, the message has {len(segments)}")
         rest, self.empty = self._all_buffers(in_cluster)
@@ -121,11 +124,18 @@ class Table:
         if scattered and not form.apart:
             raise DecodeError("a leaf that overlaps itself cannot be scattered")
 
-    def _check_size(self, inline_bytes: int, segments: Sequence[tuple[int, bool]], max_bytes: int) -> None:
+    def _check_size(
+        self, kinds: list[Form], inline_bytes: int, segments: Sequence[tuple[int, bool]], max_bytes: int
+    ) -> None:
         needed = inline_bytes + sum(nbytes for nbytes, _ in segments)
         needed += sum(cluster.extent for cluster in self.clusters if cluster.scattered)
         if needed > max_bytes:
             raise LimitError(f"the message needs {needed} bytes here, max_bytes is {max_bytes}")
+        # A leaf may be a single byte of the message, and of the memory none.
+        most_axes = max((len(form.shape) for form in kinds), default=0)
+        leaves = len(self.forms) * (_LEAF_BYTES + most_axes * _AXIS_BYTES)
+        if leaves > max(max_bytes, _LEAVES_BYTES):
+            raise LimitError(f"the {len(self.forms)} tensors of the message need {leaves} bytes here beside their data")
 
     def _few(self) -> list[tuple[Form, int]]:
         """Of each leaf its form and place, if all are small tensors that are gathered in the inline area."""

@@ -7,12 +7,15 @@ import sys
 from typing import Any
 
 from . import codes
+from .allowance import spend
 from .codes import Part, ext
 
 # Character codes tell types apart that share a size (int64 and longlong), and need no import to be checked. numpy's
 # own parser of dtype strings takes more than a sender shall be able to ask for.
-_NUMBER = re.compile(r"[<>][?bBhHiIlLqQefdgFDG]|[<>][mM]8(\[\d*[A-Za-z]+\])?")
-_SIMPLE = re.compile(r"[<>|=]?[?bBhHiIlLqQefdgFDGO]|[<>|=]?[biufcmMSUV]\d+(\[\d*[A-Za-z]+\])?|T|[<>|=]?[mM]8")
+_NUMBER = re.compile(r"[<>][?bBhHiIlLqQefdgFDG]|[<>][mM]8(\[\d{0,9}[A-Za-z]{1,7}\])?", re.ASCII)
+_SIMPLE = re.compile(
+    r"[<>|=]?[?bBhHiIlLqQefdgFDGO]|[<>|=]?[biufcmMSUV]\d{1,10}(\[\d{0,9}[A-Za-z]{1,7}\])?|T|[<>|=]?[mM]8", re.ASCII
+)
 _ORDER = "<" if sys.byteorder == "little" else ">"
 
 
@@ -81,6 +84,7 @@ def record_from(items: list[Any]) -> object:
     array = _only_array(items)
     if array.shape != ():
         raise ValueError("a record is an array without dimensions")
+    spend(array.nbytes)
     return array.copy()[()]
 
 

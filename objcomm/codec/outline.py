@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DecodeError, ObjcommError
 from . import codes, skeleton
+from .allowance import current
 from .build import Builder
-from .path import ROOT, reason, show
+from .path import ROOT, reason, show_received
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,26 @@ class _Failed(Exception):
         self.path = path
 
 
+class _TooLong(Exception):
+    """The path cannot be found in reasonable time."""
+
+
 def decoding_error(error: Exception, parsed: skeleton.Parsed, builder: Builder | None) -> ObjcommError:
     """The error to raise for a message that cannot be built. ``builder`` is as the error left it."""
     if not isinstance(error, ObjcommError):
         error = DecodeError(f"the object cannot be rebuilt: {reason(error)}")
     if error.path is None and builder is not None:
         try:
-            error.path = _Outline(parsed, builder).path()
+            # What is rebuilt once more is limited once more.
+            error.path = copy_context().run(_path, parsed, builder)
         except Exception:
             error.path = None  # of a malformed skeleton, say
     return error
+
+
+def _path(parsed: skeleton.Parsed, builder: Builder) -> str | None:
+    current.set(builder)
+    return _Outline(parsed, builder).path()
 
 
 def locate(error: ObjcommError, parsed: skeleton.Parsed, codes_: tuple[int, ...], index: int) -> ObjcommError:
@@ -53,11 +65,16 @@ def locate(error: ObjcommError, parsed: skeleton.Parsed, codes_: tuple[int, ...]
 
 
 class _Outline:
-    """The tree of a message with its leaves left as they are."""
+    """The tree of a message with its leaves left as they are.
+
+    Looking for something takes so many steps as there are parts, however often they are referred to; after a few times
+    that many it is given up.
+    """
 
     def __init__(self, parsed: skeleton.Parsed, builder: Builder | None) -> None:
         self._parsed = parsed
         self._builder = builder
+        self._steps = 10_000 + 8 * (len(parsed.tree) + len(parsed.composites))
         tree = skeleton.unpack(parsed.tree, _Leaf, None, _Pairs)
         self._root = tree[-1] if parsed.definitions else tree
         self._definitions = [body[1] for body in tree[:-1]] if parsed.definitions else []
@@ -70,46 +87,59 @@ class _Outline:
         if self._parsed.stream is not None and len(builder.opaque) < self._parsed.stream.leaves:
             return self.find(_Leaf(codes.OPAQUE, codes.number(len(builder.opaque))))
         builder.restart()
+        failed_in = None
         try:
             for index, body in enumerate(self._definitions):
-                where = self.find(_Leaf(codes.SHARED, codes.number(index))) or ROOT
-                builder.shared.append(self._build(body, where))
+                failed_in = index
+                builder.shared.append(self._build(body, ""))
+            failed_in = None
             self._build(self._root, ROOT)
         except _Failed as failed:
-            return failed.path
+            if failed_in is None:
+                return failed.path
+            return (self.find(_Leaf(codes.SHARED, codes.number(failed_in))) or ROOT) + failed.path
         return None
 
     def find(self, leaf: _Leaf) -> str | None:
-        """The path of a leaf, through shared definitions if need be."""
-
-        def search(node: Any, path: str) -> str | None:
-            head = node[0] if type(node) is list and node else None
-            marked = type(head) is _Leaf and head.code >= codes.TUPLE
-            if leaf == (head if marked else node):
-                return path
-            for label, child in self._children(node):
-                found = search(child, path + label)
-                if found is not None:
-                    return found
-            return None
-
-        found = search(self._root, ROOT)
-        for index, body in enumerate(self._definitions) if found is None else ():
-            below = search(body, "")
-            above = None if below is None else self.find(_Leaf(codes.SHARED, codes.number(index)))
-            if above is not None and below is not None:
-                return above + below
+        """The path of the first part that is a leaf, through shared definitions if need be."""
+        found = self._search(self._root, {leaf}, ROOT, set())
         if found is None and leaf.code == codes.COMPOSITE:
             # It is part of a later one, such as what several objects travel in together.
-            start = int.from_bytes(leaf.data, "little") + 1
             bodies = skeleton.unpack(self._parsed.composites, _Leaf, None, _Pairs)
+            wanted = {leaf}
+            start = int.from_bytes(leaf.data, "little") + 1
             for index, body in enumerate(bodies[start:], start):
-                if any(search(part, "") is not None for part in body[1:]):
-                    return self.find(_Leaf(codes.COMPOSITE, codes.number(index)))
+                if any(self._search(part, wanted, "", set()) is not None for part in body[1:]):
+                    wanted.add(_Leaf(codes.COMPOSITE, codes.number(index)))
+            found = self._search(self._root, wanted, ROOT, set())
         return found
+
+    def _search(self, node: Any, wanted: set[_Leaf], path: str, seen: set[int]) -> str | None:
+        self._step()
+        head = node[0] if type(node) is list and node else None
+        marked = type(head) is _Leaf and head.code >= codes.TUPLE
+        if (type(node) is _Leaf and node in wanted) or (marked and head in wanted):
+            return path
+        if type(node) is _Leaf and node.code == codes.SHARED:
+            index = int.from_bytes(node.data, "little")
+            if index in seen or index >= len(self._definitions):
+                return None
+            seen.add(index)
+            return self._search(self._definitions[index], wanted, path, seen)
+        for label, child in self._children(node):
+            found = self._search(child, wanted, path + label, seen)
+            if found is not None:
+                return found
+        return None
+
+    def _step(self) -> None:
+        self._steps -= 1
+        if self._steps < 0:
+            raise _TooLong
 
     def _build(self, node: Any, path: str) -> Any:
         assert self._builder is not None
+        self._step()
         built = {id(child): self._build(child, path + label) for label, child in self._children(node)}
         try:
             if type(node) is _Leaf:
@@ -120,7 +150,7 @@ class _Outline:
                 items = [built[id(child)] if id(child) in built else self._build(child, path) for child in node]
                 return self._builder.array(items)
             return node
-        except _Failed:
+        except (_Failed, _TooLong):
             raise
         except Exception as error:
             raise _Failed(path) from error
@@ -144,10 +174,10 @@ class _Outline:
     def _entry(self, key: Any, value: Any) -> list[tuple[str, Any]]:
         text = "?"
         if type(key) not in (_Leaf, _Pairs, list):
-            text = show(key)
-        elif self._builder is not None:
+            text = show_received(key)
+        elif self._builder is not None and type(key) is not _Pairs:
             with suppress(_Failed):
-                text = show(self._build(key, ""))
+                text = show_received(self._build(key, ""))
         return [(f".key({text})", key), (f"[{text}]", value)]
 
     def _labels(self, head: _Leaf) -> Callable[[int], str] | None:

@@ -36,6 +36,19 @@ def show(key: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def show_received(key: object, room: int = 80) -> str:
+    """The same of a key that someone else chose: no code of its class runs, and it takes no longer than its text is."""
+    kind = type(key)
+    if isinstance(key, (str, bytes)) and _is(kind, (str, bytes)):
+        return show(key[:room])
+    if _is(kind, _SCALARS):
+        return show(key)
+    if isinstance(key, tuple) and kind is tuple and room > 8:
+        parts = [show_received(item, room // 8) for item in key[:8]]
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''}{', ...' if len(key) > 8 else ''})"
+    return f"<{kind.__qualname__}>"
+
+
 def describe(obj: Any) -> str:
     """An object by its type, for messages: its own repr may be long, or fail. Classes and functions by their names."""
     if type(obj) is type or type(obj) is types.FunctionType:

@@ -65,10 +65,20 @@ def named(items: list[Any]) -> dict[Any, Any]:
     Raises:
         ValueError: it is malformed.
     """
+    keys, values = keys_and_values(items)
+    return dict(zip(keys, values, strict=True))
+
+
+def keys_and_values(items: list[Any]) -> tuple[list[Any], list[Any]]:
+    """What such a dict is made of.
+
+    Raises:
+        ValueError: it is malformed.
+    """
     _, keys, values = items
     if type(keys) is not list or type(values) is not list or not set(map(type, keys)) <= SCALARS:
         raise ValueError("a dict of tensors whose keys are no plain values")
-    return dict(zip(keys, values, strict=True))
+    return keys, values
 
 
 class _Folder:

@@ -20,15 +20,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from msgpack import Unpacker, unpackb
+from msgpack import unpackb
 
 from ..config import Trust
 from ..errors import DecodeError, EncodeError
+from ..packed import check_whole
 from . import codes, opaque, packing, runs
 from .codes import Part, ext
 from .columns import columns_of
 from .deep import Rewriter
 from .encoded import Encoded
+from .keys import Keys
 from .levels import Entangled, survey
 from .memory import MemoryWriter
 from .scan import Scan
@@ -136,19 +138,6 @@ def _pack_tree(obj: Any, scan: Scan, definitions: list[Part]) -> bytes:
 _SHORT_BYTES = 4096
 
 
-def _check(blob: bytes | memoryview) -> None:
-    """Whether a long blob is one whole msgpack object: then what it allocates is bounded by its own length.
-
-    msgpack makes a list as long as its header says before it looks for the items, each of which may be such a list;
-    how long it may say grows with the blob, so that a short one needs no second look.
-    """
-    unpacker = Unpacker(max_buffer_size=len(blob), strict_map_key=False)
-    unpacker.feed(blob)
-    unpacker.skip()
-    if unpacker.tell() != len(blob):
-        raise ValueError("there is more than one object")
-
-
 def _no_leaves(code: int, data: bytes) -> Any:
     raise ValueError(f"extension code {code} has no place here")
 
@@ -164,16 +153,38 @@ def unpack(
     leaf: Callable[[int, bytes], Any] = _no_leaves,
     array: Callable[[list[Any]], Any] | None = None,
     pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None,
+    *,
+    only_salted: bool = False,
 ) -> Any:
-    """One msgpack object that :func:`split` has found whole."""
+    """One msgpack object that :func:`split` has found whole.
+
+    With ``only_salted`` it is an error (see :func:`is_about_keys`) if a map has other keys than strings and bytes.
+    """
     return unpackb(
         blob,
-        strict_map_key=False,
+        strict_map_key=only_salted,
         unicode_errors="surrogatepass",
         ext_hook=leaf,
         list_hook=array,
         object_pairs_hook=pairs,
     )
+
+
+def is_about_keys(error: ValueError) -> bool:
+    """Whether :func:`unpack` has come upon a key that is no string."""
+    return "strict_map_key" in str(error)
+
+
+def unpack_plain(blob: bytes | memoryview, restricted: bool) -> Any:
+    """A tree of msgpack's own types."""
+    if not restricted:
+        return unpack(blob)
+    try:
+        return unpack(blob, only_salted=True)
+    except ValueError as error:
+        if not is_about_keys(error):
+            raise
+        return unpack(blob, pairs=Keys().pairs)
 
 
 class Stream(NamedTuple):
@@ -216,6 +227,11 @@ class Pieces(NamedTuple):
     tree: memoryview
 
 
+def is_long(parsed: Parsed) -> bool:
+    """Whether there is room for so many keys that it matters how they were chosen."""
+    return len(parsed.tree) > _SHORT_BYTES or len(parsed.composites) > _SHORT_BYTES
+
+
 def short_plain(skeleton: bytes | memoryview) -> Parsed | None:
     """A skeleton that is a short tree and nothing else; ``None`` if it is anything else, or malformed."""
     if 1 < len(skeleton) <= _SHORT_BYTES and skeleton[0] == PLAIN:
@@ -242,8 +258,9 @@ def split(skeleton: bytes | memoryview) -> Pieces:
             tables = view[_HEADER.size : composites_at]
             pieces = Pieces(tables.tobytes(), view[composites_at:tree_at], view[tree_at:])
         for piece in pieces:
+            # How much a list may claim grows with the piece, so that a short one needs no second look.
             if len(piece) > _SHORT_BYTES:
-                _check(piece)
+                check_whole(piece)
         return pieces
     except Exception as error:
         raise DecodeError(f"the skeleton is malformed: {type(error).__name__}: {error}") from error

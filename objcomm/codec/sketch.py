@@ -34,21 +34,30 @@ class Other:
 
 
 def sketch(
-    parsed: skeleton.Parsed, entries: Sequence[instances.Resolved], restricted: bool, table: Table | None
+    parsed: skeleton.Parsed,
+    entries: Sequence[instances.Resolved],
+    restricted: bool,
+    table: Table | None,
+    max_bytes: int,
 ) -> Any:
     """The structure of what is described by ``parsed``. No composite is built and nothing is unpickled."""
     if parsed.plain:
-        return skeleton.unpack(parsed.tree)
+        return skeleton.unpack_plain(parsed.tree, restricted)
     forms = [] if table is None else table.forms
     slots = [b"" if form.code == BYTES else Slot(leaf, form) for leaf, form in enumerate(forms)]
-    return _Sketch(parsed, entries, restricted, slots).build()
+    return _Sketch(parsed, entries, restricted, slots, max_bytes).build()
 
 
 class _Sketch(Builder):
     def __init__(
-        self, parsed: skeleton.Parsed, entries: Sequence[instances.Resolved], restricted: bool, memory: list[Any]
+        self,
+        parsed: skeleton.Parsed,
+        entries: Sequence[instances.Resolved],
+        restricted: bool,
+        memory: list[Any],
+        max_bytes: int,
     ) -> None:
-        super().__init__(parsed, entries, restricted, memory)
+        super().__init__(parsed, entries, restricted, memory, max_bytes)
         record = Mark(lambda items: Other("numpy", items[1:]))
         self._marks = {**self._marks, codes.NUMPY_RECORD: record, codes.NUMPY_RECORD_DTYPE: record}
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from ..errors import EncodeError
 from . import registry
 
 NAME = "OrderedDict.attributes"
 
 
 def _flatten(obj: OrderedDict[Any, Any]) -> list[Any]:
-    return [OrderedDict(obj), dict(vars(obj))]
+    attributes = dict(vars(obj))
+    hidden = next((name for name in attributes if hasattr(OrderedDict, name)), None)
+    if hidden is not None:
+        raise EncodeError(f"an OrderedDict with an attribute {hidden!r} in place of its own cannot be sent")
+    return [OrderedDict(obj), attributes]
 
 
 def _rebuild(parts: list[Any]) -> OrderedDict[Any, Any]:
     items, attributes = parts
     if type(items) is not OrderedDict or type(attributes) is not dict:
         raise ValueError("an OrderedDict with attributes is made of an OrderedDict and a dict")
-    if not all(type(name) is str for name in attributes):
-        raise ValueError("attributes have names")
+    if not all(type(name) is str and not hasattr(OrderedDict, name) for name in attributes):
+        raise ValueError("attributes have names, and none that an OrderedDict has already")
     vars(items).update(attributes)
     return items
 

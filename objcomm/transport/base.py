@@ -36,6 +36,7 @@ class Link(Protocol):
         rank, peer: global ranks.
         window: bytes of the first message of a head.
         exact: sizes on both ends must be equal, so the window is sent padded.
+        measured: a transfer of which less arrives than is due is noticed. gloo does not say how much has arrived.
         timeout: the group's, in seconds.
         store: the group's.
         alive: the group has not been destroyed.
@@ -51,6 +52,8 @@ class Link(Protocol):
     def window(self) -> int: ...
     @property
     def exact(self) -> bool: ...
+    @property
+    def measured(self) -> bool: ...
     @property
     def timeout(self) -> float: ...
     @property

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 
 VERSION = 1
 _MAX_RECORD_BYTES = 4096
+_TOKEN = re.compile(r"([0-9a-f]{2}){1,32}", re.ASCII)
 
 
 class Store(Protocol):
@@ -125,7 +127,10 @@ class Meeting:
         text = store.get(self._keys[1])
         if len(text) > _MAX_RECORD_BYTES:
             raise ValueError(f"a record of {len(text)} bytes")
-        values = json.loads(text)
+        try:
+            values = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("no record, but lists in lists") from error
         fields = {field.name: field for field in dataclasses.fields(Record)}
         if not isinstance(values, dict) or "token" not in values:
             raise ValueError(f"no record: {values!r}")
@@ -133,7 +138,10 @@ class Meeting:
         for name, value in known.items():
             if type(value).__name__ != fields[name].type:
                 raise ValueError(f"{name} is {value!r}")
-        return Record(**known)
+        record = Record(**known)
+        if _TOKEN.fullmatch(record.token) is None:
+            raise ValueError(f"the token is {record.token!r}")
+        return record
 
     def meet(self) -> Record | None:
         """The peer's record once it is known to be of now, else ``None``. To be called again and again."""

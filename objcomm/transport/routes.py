@@ -91,6 +91,10 @@ class GroupLink:
     def can_say_goodbye(self) -> bool:
         return self._local.direct or (self._local.chosen and not self.exact)
 
+    @property
+    def measured(self) -> bool:
+        return self.exact or self._local.direct
+
     def describe(self) -> str:
         """Which way memory on the CPU takes, and why, for a person to read."""
         return self._local.describe()

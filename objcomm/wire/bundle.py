@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from ..errors import ProtocolError
+from ..packed import read_whole
 from .frame import ALIGNMENT
 from .notice import Notice, pack_notice, unpack_notice
 
@@ -73,7 +74,7 @@ def read_bundle(skeleton: memoryview, inline_bytes: int) -> list[Parcel]:
         if form != FORMAT:
             raise ProtocolError("an object arrived where a bundle of objects was due")
         at = _START.size + length
-        index = msgpack.unpackb(skeleton[_START.size : at])
+        index = read_whole(skeleton[_START.size : at])
         parcels = list(_read_parcels(index, skeleton, at))
     except ProtocolError:
         raise
@@ -87,7 +88,7 @@ def read_bundle(skeleton: memoryview, inline_bytes: int) -> list[Parcel]:
 def _read_parcels(index: list[list[Any]], skeleton: memoryview, at: int) -> Iterable[Parcel]:
     inline_at = 0
     for origin, *rest in index:
-        if not isinstance(origin, int):
+        if type(origin) is not int:
             raise ProtocolError("a damaged bundle arrived: a rank is no number")
         if not rest:
             yield Parcel(origin, apart=True, inline_at=inline_at)
@@ -95,6 +96,8 @@ def _read_parcels(index: list[list[Any]], skeleton: memoryview, at: int) -> Iter
             yield Parcel(origin, unpack_notice(memoryview(rest[0])), inline_at=inline_at)
         else:
             flags, skeleton_bytes, inline_bytes = rest
+            if {type(flags), type(skeleton_bytes), type(inline_bytes)} != {int}:
+                raise ProtocolError("a damaged bundle arrived: a size in it is no number")
             if min(flags, skeleton_bytes, inline_bytes) < 0 or at + skeleton_bytes > len(skeleton):
                 raise ProtocolError("a damaged bundle arrived: a size in it is wrong")
             if inline_bytes:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from ..errors import ProtocolError
+from ..packed import printable
 from .frame import Terms
 
 _MAX_CARD_BYTES = 4096
@@ -56,7 +57,7 @@ def terms_of(store: Store, rank: int) -> Terms | None:
     try:
         card = json.loads(text)
         return Terms(window=int(card["window"]), max_bytes=int(card["max_bytes"]), version=int(card["version"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"the card of rank {rank} in the group's store cannot be read: {error!r}") from error
 
 
@@ -76,7 +77,7 @@ def refusal(store: Store, rank: int, peer: int) -> str | None:
         RuntimeError: the store does not answer.
     """
     text = within(_REASON_SECONDS, lambda: peek(store, f"objcomm/refused/{rank}/{peer}"))
-    return text.decode("utf-8", "replace") if text else None
+    return printable(text.decode("utf-8", "replace")) if text else None
 
 
 def forget(store: Store, rank: int, peer: int) -> None:
@@ -104,7 +105,7 @@ def said(store: Store, rank: int) -> str | None:
         RuntimeError: the store does not answer.
     """
     text = within(_REASON_SECONDS, lambda: peek(store, f"objcomm/said/{rank}"))
-    return text.decode("utf-8", "replace") if text else None
+    return printable(text.decode("utf-8", "replace")) if text else None
 
 
 def _clipped(text: str) -> str:

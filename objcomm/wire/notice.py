@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import msgpack
 
 from ..errors import LimitError, ObjcommError, PeerError, ProtocolError, TransferTimeout
+from ..packed import printable, read_whole
 
 # A notice always fits in the smallest window: nothing may follow it.
 _MAX_TEXT = 2048
 _MAX_PATH = 512
+_MAX_BYTES = 4096
 _FIELDS = ([str, str, str], [str, str, str, int])
 
 
@@ -67,12 +69,15 @@ def unpack_notice(skeleton: memoryview) -> Notice:
         ProtocolError: they are none.
     """
     try:
-        fields = msgpack.unpackb(skeleton)
+        if len(skeleton) > _MAX_BYTES:
+            raise ValueError(f"{len(skeleton)} bytes")
+        fields = read_whole(skeleton)
     except Exception as error:
         raise ProtocolError(f"a damaged notice arrived: {error}") from error
     if not isinstance(fields, list) or [type(field) for field in fields] not in _FIELDS:
         raise ProtocolError("a damaged notice arrived: it does not hold three strings, or three and a rank")
-    return Notice(*fields)
+    name, text, path, *rank = fields
+    return Notice(printable(name), printable(text), printable(path), *rank)
 
 
 def error_of(notice: Notice, peer: int) -> ObjcommError:

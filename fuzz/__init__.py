@@ -1,0 +1,1 @@
+"""Fuzzing of what reads bytes from other ranks: see README.md in this folder."""
