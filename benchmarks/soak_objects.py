@@ -14,7 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+_DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 _ARRAY_DTYPES = ["<f4", "<f8", "<i8", ">i2", "|u1"]
 # Bytes of a tensor, and how often: in the head, in a remainder of it, in a segment of its own.
 _SIZES = [(64, 60), (4 << 10, 20), (100 << 10, 12), (700 << 10, 6), (5 << 20, 2)]
