@@ -20,6 +20,7 @@ from . import classes, modulesource
 from .modulesource import Namespace
 
 _KEPT = "__objcomm_version__"
+_KEPT_WHOLE = "__objcomm_fingerprint__"
 _WIDTH = 8  # hexadecimal digits for a function
 _LITERALS = (bool, int, float, complex, str, bytes, type(None))
 
@@ -34,8 +35,8 @@ def of(obj: Any) -> str:
 
     It covers what a class derives from, and leaves out what is installed.
     """
-    if isinstance(obj, types.ModuleType):  # it may be loaded again
-        return _find(obj)
+    if isinstance(obj, types.ModuleType):
+        return _of_module(obj)
     try:
         return _known[obj]
     except KeyError:
@@ -43,6 +44,13 @@ def of(obj: Any) -> str:
         return found
     except TypeError:  # a metaclass has its own idea of what a key is
         return _find(obj)
+
+
+def _of_module(module: types.ModuleType) -> str:
+    kept = vars(module).get(_KEPT_WHOLE)
+    if not isinstance(kept, tuple) or kept[0] is not module.__spec__:  # it may have been loaded again
+        kept = vars(module)[_KEPT_WHOLE] = (module.__spec__, _find(module))
+    return str(kept[1])
 
 
 def differ(here: str, sent: str) -> bool:
