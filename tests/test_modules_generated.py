@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import objcomm
-from objcomm.codec import encode, fingerprint, generated, modulesource
+from objcomm.codec import encode, fingerprint, generated, modulesource, rebuilding, units
 from objcomm.errors import DecodeError, EncodeError, PeerError, UsageError
 from tests import lowering
 from tests.loopback import arrive, loopback
@@ -97,7 +97,7 @@ def clean() -> Iterator[None]:
     sys.modules.pop(NAME, None)
     generated._registered.discard(NAME)
     generated._found.clear()
-    generated._rebuilt.clear()
+    rebuilding._rebuilt.clear()
     importlib.invalidate_caches()
 
 
@@ -512,7 +512,7 @@ def test_a_codec_by_name_would_be_found_out(tmp_path: Path, monkeypatch: pytest.
     models = [first.GenModel(), second.GenModel()]
     expected = [output(model) for model in models]
     assert [output(model) for model in loopback(models)] == expected
-    monkeypatch.setattr(generated, "reduce", lambda obj: _by_name(obj) if obj.__module__ == NAME else None)
+    monkeypatch.setattr(units, "reduce", lambda obj: _by_name(obj) if obj.__module__ == NAME else None)
     with pytest.raises(AssertionError):
         assert [output(model) for model in loopback(models)] == expected
 

@@ -15,7 +15,7 @@ import cloudpickle
 import torch
 
 from ..errors import DecodeError
-from . import generated, versions
+from . import units, versions
 from .classes import resolves
 
 _copyreg: Any = copyreg
@@ -29,7 +29,7 @@ def reduce(obj: Any) -> Any:
     module = obj.__module__
     if module in cloudpickle.list_registry_pickle_by_value():
         return None
-    found = generated.reduce(obj)
+    found = units.reduce(obj)
     if found is not None or not resolves(obj):
         return found
     version = versions.version(obj)
@@ -40,7 +40,7 @@ def reduce_module(obj: types.ModuleType) -> Any:
     """How a module is pickled whose name is not enough, or None."""
     if obj.__name__ in cloudpickle.list_registry_pickle_by_value():
         return None
-    found = generated.reduce_module(obj)
+    found = units.reduce_module(obj)
     if found is not None or sys.modules.get(obj.__name__) is not obj:
         return found
     version = versions.version(obj)
