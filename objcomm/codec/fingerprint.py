@@ -3,7 +3,8 @@
 Two things say it. The source of its module, if it is certain that this is what the module's file holds: then nothing
 else counts. And its own functions, as they are compiled: where a file was written anew after its import, or a program
 has replaced parts of a module, these are what is left to compare. A function that was replaced by one from elsewhere is
-left out, on whichever rank. So nothing differs unless each rank has functions that the other one lacks.
+left out, on whichever rank, and so is what one rank has alone. So nothing differs unless both ranks have a function of
+one name with other code, or no function in common.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .modulesource import Namespace
 
 _KEPT = "__objcomm_version__"
 _KEPT_WHOLE = "__objcomm_fingerprint__"
-_WIDTH = 8  # hexadecimal digits for a function
+_NAME, _CODE = 4, 6  # hexadecimal digits of a function
 _LITERALS = (bool, int, float, complex, str, bytes, type(None))
 
 _known: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -63,11 +64,19 @@ def differ(here: str, sent: str) -> bool:
     if mine[2] != its[2]:
         return False
     own, other = _split(mine[3]), _split(its[3])
-    return not (own <= other or other <= own)
+    both = [(own[name], other[name]) for name in own.keys() & other.keys()]
+    if any(not (one <= two or two <= one) for one, two in both):
+        return True
+    return bool(own and other) and set().union(*own.values()).isdisjoint(*other.values())
 
 
-def _split(functions: str) -> set[str]:
-    return {functions[at : at + _WIDTH] for at in range(0, len(functions), _WIDTH)}
+def _split(functions: str) -> dict[str, set[str]]:
+    """What goes by each name."""
+    found: dict[str, set[str]] = {}
+    for at in range(0, len(functions), _NAME + _CODE):
+        name, code = functions[at : at + _NAME], functions[at + _NAME : at + _NAME + _CODE]
+        found.setdefault(name, set()).add(code)
+    return found
 
 
 def _find(obj: Any) -> str:
@@ -143,10 +152,11 @@ def _own(part: _Part) -> Iterator[str]:
     for function in modulesource.functions_of(namespace) if wholly else _reached(obj, namespace):
         # Code from a string, in a module with a file, was written by a decorator.
         if namespace.get("__file__") is None or not function.__code__.co_filename.startswith("<"):
-            yield _short("\n".join(map(_describe, modulesource.codes_in(function.__code__))))
+            codes = "\n".join(map(_describe, modulesource.codes_in(function.__code__)))
+            yield _entry(f"{function.__qualname__} {function.__code__.co_name}", codes)
     if isinstance(obj, type) and modulesource.is_dynamic(namespace):
         members = classes.dict_of(obj)
-        yield from (_short(f"{name}={value!r}") for name, value in members.items() if _is_literal(name, value))
+        yield from (_entry(name, repr(value)) for name, value in members.items() if _is_literal(name, value))
 
 
 def _reached(obj: Any, namespace: Namespace) -> Iterator[types.FunctionType]:
@@ -168,8 +178,12 @@ def _is_literal(name: str, value: Any) -> bool:
     return type(value) in _LITERALS and not (name.startswith("__") and name.endswith("__"))
 
 
-def _short(text: str) -> str:
-    return f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):0{_WIDTH}x}"
+def _entry(name: str, text: str) -> str:
+    return f"{_hash(name)[-_NAME:]}{_hash(text)[-_CODE:]}"
+
+
+def _hash(text: str) -> str:
+    return f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
 
 
 def _describe(code: types.CodeType) -> str:
