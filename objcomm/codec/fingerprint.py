@@ -67,7 +67,8 @@ def differ(here: str, sent: str) -> bool:
     both = [(own[name], other[name]) for name in own.keys() & other.keys()]
     if any(not (one <= two or two <= one) for one, two in both):
         return True
-    return bool(own and other) and set().union(*own.values()).isdisjoint(*other.values())
+    mine_all, its_all = set().union(*own.values()), set().union(*other.values())
+    return bool(mine_all and its_all) and mine_all.isdisjoint(its_all)
 
 
 def _split(functions: str) -> dict[str, set[str]]:
