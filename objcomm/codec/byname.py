@@ -6,6 +6,7 @@ The name alone is not enough: what is generated goes by its source, and of all e
 from __future__ import annotations
 
 import copyreg
+import functools
 import pickle
 import sys
 import types
@@ -50,6 +51,8 @@ def reduce_module(obj: types.ModuleType) -> Any:
 def reduce_itself(obj: Any) -> Any:
     """How an object is pickled that has a say in it, as far as more is needed than what it says."""
     kind: Any = type(obj)
+    if kind is functools.cached_property:  # up to Python 3.11 there is a lock in it
+        return _cached_property, (obj.func, obj.attrname)
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
         stateful = issubclass(kind, torch.nn.Module) and kind.__setstate__ is not torch.nn.Module.__setstate__
         if not stateful:
@@ -60,6 +63,12 @@ def reduce_itself(obj: Any) -> Any:
     if issubclass(kind, torch.nn.Module) and isinstance(reduced, tuple) and reduced[0] is _copyreg.__newobj__:
         return (_new_module, *reduced[1:])
     return reduced
+
+
+def _cached_property(function: Any, name: str | None) -> Any:
+    made: Any = functools.cached_property(function)
+    made.attrname = name
+    return made
 
 
 def _new_module(cls: Any, *arguments: Any) -> Any:

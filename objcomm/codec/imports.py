@@ -11,6 +11,9 @@ from typing import Any
 from . import modulesource
 from .modulesource import Namespace
 
+# In a module that was made here: the namespaces of those that were made for it, by their names.
+NEEDED = "__objcomm_needed__"
+
 
 def namespaces_of(namespace: Namespace, source: str) -> list[tuple[Namespace, bool]]:
     """The namespaces of modules that a module has imported, and whether that was when it was made, or in a function."""
@@ -40,14 +43,14 @@ def _led_to(
         yield vars(bound)
         return
     if isinstance(statement, ast.Import):
-        yield from _current(alias.name)
+        yield from _current(namespace, alias.name)
         return
     above = _absolute(statement, str(namespace.get("__package__") or ""))
     home = modulesource.namespace_of(bound) if isinstance(bound, (type, types.FunctionType)) else None
     if home is not None:
         yield home
     if home is None or home.get("__name__") != above:
-        yield from _current(f"{above}.{alias.name}") or _current(above)
+        yield from _current(namespace, f"{above}.{alias.name}") or _current(namespace, above)
 
 
 def _absolute(statement: ast.ImportFrom, package: str) -> str:
@@ -56,6 +59,9 @@ def _absolute(statement: ast.ImportFrom, package: str) -> str:
     return ".".join([*levels, *([statement.module] if statement.module else [])])
 
 
-def _current(name: str) -> list[Namespace]:
+def _current(namespace: Namespace, name: str) -> list[Namespace]:
+    needed = namespace.get(NEEDED, {}).get(name)
+    if needed is not None:
+        return [needed]
     module = sys.modules.get(name)
     return [vars(module)] if isinstance(module, types.ModuleType) else []

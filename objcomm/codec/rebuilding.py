@@ -121,6 +121,7 @@ class Modules:
         namespace.update({"__file__": filename, "__package__": name.rpartition(".")[0], generated.MARK: True})
         modulesource.remember(namespace, source.source)
         needed = {self._sources[each].name: self.find(each) for each in source.needs}
+        namespace[imports.NEEDED] = {name: vars(found) for name, found in needed.items()}
         for each in source.later:
             later = self._sources[each]
             if self._own(each, digest_of(self._sources, each)) is None:
