@@ -8,6 +8,7 @@ runs here; its code is only looked at line by line, and its pickles are read wit
 from __future__ import annotations
 
 import io
+import keyword
 import pickle
 import re
 import zipfile
@@ -22,12 +23,18 @@ _CLASS = re.compile(r"class (\w+)(?:\(.*\))?:")
 _FUNCTION = re.compile(r"def (\w+)\(")
 _METHOD = re.compile(r"  def (\w+)\(")
 _ATTRIBUTE = re.compile(r'  (?:(\w+)|__annotations__\["([^"]+)"\]) (?::|=) (.+)')
+# Names that are none of Python's are written as strings, without what some characters need in strings.
+_WRITTEN = re.compile(r'  __annotations__\["(.*)|.*\bgetattr\(\w+, "(.*)"\)')
 _CPP_CLASS = re.compile(r"__torch__\.torch\.classes\.(\w+)\.(\w+)")
 
 _SOURCE = re.compile(r"[^/]+/code/(.*)\.py")
 # Whose functions the pickles name; whatever else they name is a class of the archive.
 _HELPERS = ("torch", "torch._utils", "torch.jit._pickle", "torch.serialization")
 _PICKLES = ("data.pkl", "constants.pkl")
+
+# Names that TorchScript reads as something else. Not all of Python's keywords are its own.
+_FREE = ("async", "await", "except", "finally", "from", "lambda", "nonlocal", "try", "yield")
+_KEYWORDS = frozenset(keyword.kwlist).difference(_FREE) | {"__parameters__", "__buffers__"}
 
 # What torch writes into the wrapper of what a backend has made of a module.
 _LOWERED = frozenset(("__processed_module", "__backend"))
@@ -101,6 +108,7 @@ def _read_source(namespace: str, text: str, contents: Contents) -> None:
     inside: Definition | None = None
     contents.cpp_classes.update(_CPP_CLASS.findall(text))
     for line in text.splitlines():
+        _check_written(line)
         if not line or line.startswith("   "):
             continue
         if not line.startswith(" "):
@@ -118,6 +126,23 @@ def _read_source(namespace: str, text: str, contents: Contents) -> None:
             _read_member(inside, line)
 
 
+def _check_written(line: str) -> None:
+    """Refuse a name that torch has written so that it cannot read it."""
+    written = _WRITTEN.match(line)
+    if written is None:
+        return
+    name = written[2] if written[1] is None else written[1].partition('"] = ')[0]
+    if not re.fullmatch(r'[^"\\]+', name) or (written[1] is not None and '"] = ' not in written[1]):
+        raise _unreadable(name)
+
+
+def _unreadable(name: str) -> DecodeError:
+    return DecodeError(
+        f"the TorchScript archive has a submodule, tensor or attribute named {name!r}, which torch cannot load",
+        hint="rename it: ASCII letters, digits and underscores, and no keyword",
+    )
+
+
 def _read_member(definition: Definition, line: str) -> None:
     method = _METHOD.match(line)
     if method is not None:
@@ -127,6 +152,8 @@ def _read_member(definition: Definition, line: str) -> None:
         return
     attribute = _ATTRIBUTE.match(line)
     if attribute is not None:
+        if attribute[1] in _KEYWORDS and not attribute[3].startswith("["):
+            raise _unreadable(attribute[1])
         definition.attributes[attribute[1] or attribute[2]] = attribute[3]
 
 

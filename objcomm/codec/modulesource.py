@@ -1,14 +1,13 @@
-"""The source of Python modules as it was when they were imported, and what tells two versions of a module apart.
+"""The source of Python modules as it was when they were imported, and whose modules they are.
 
 The file of a module may have been written anew since. What is read from it counts only if all functions that the module
-has now are exactly those that the file would give; for a source that is to be sent, its literals must match as well.
+has now are exactly those that the file would give, and its literals match as well.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import linecache
 import os
 import site
@@ -31,11 +30,10 @@ homes: WeakKeyDictionary[type, Namespace] = WeakKeyDictionary()
 
 
 class _Kept(NamedTuple):
-    """What is known of the source of a namespace, kept in it. Another spec means that the module was loaded again."""
+    """The source of a namespace, kept in it. Another spec means that the module was loaded again."""
 
     spec: Any
-    text: str | None = None
-    version: str | None = None
+    text: str
 
 
 def _kept(namespace: Namespace) -> _Kept | None:
@@ -97,16 +95,22 @@ def classes_of(namespace: Namespace) -> Iterator[type]:
             todo += (member for member in list(classes.dict_of(cls).values()) if isinstance(member, type))
 
 
+def remembered(namespace: Namespace) -> str | None:
+    """The source of a module, if it is known to be that since its import."""
+    kept = _kept(namespace)
+    return None if kept is None else kept.text
+
+
 # -- source ------------------------------------------------------------------------------------------------------------
 
 
 def source_of(namespace: Namespace) -> str | None:
     """The source of a module as it was at import, or None if that is not certain."""
-    kept = _kept(namespace)
-    if kept is not None and kept.text is not None:
-        return kept.text
+    text = remembered(namespace)
+    if text is not None:
+        return text
     text = read(namespace)
-    if text is None or not _has_functions(namespace, text) or not _has_literals(ast.parse(text).body, namespace):
+    if text is None or not fits(namespace, text):
         return None
     remember(namespace, text)
     return text
@@ -126,30 +130,56 @@ def read(namespace: Namespace) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _has_functions(namespace: Namespace, text: str) -> bool:
-    """Whether the functions that a module has now, and it has some, are all in a source."""
+def fits(namespace: Namespace, text: str, *, wholly: bool = False) -> bool:
+    """Whether a module may have been made from a source: its functions are in it, and its literals are the same.
+
+    Args:
+        wholly: what the source defines is all there as well. A module without functions has nothing else to go by.
+    """
     file = str(namespace.get("__file__"))
     try:
-        possible = set(_codes_in(compile(text, file, "exec", dont_inherit=True)))
+        body = ast.parse(text).body
+        possible = set(codes_in(compile(text, file, "exec", dont_inherit=True)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    live = {code for code in _live(namespace) if code.co_filename == file}
-    return bool(live) and live <= possible
+    live = {function.__code__ for function in functions_of(namespace) if function.__code__.co_filename == file}
+    if not live <= possible or not _has_literals(body, namespace):
+        return False
+    return bool(body) and _has_definitions(body, namespace, "") if wholly or not live else True
 
 
-def _live(namespace: Namespace) -> Iterator[types.CodeType]:
+def functions_of(namespace: Namespace) -> Iterator[types.FunctionType]:
+    """The functions that a module has now, by itself and in its classes."""
     places = [namespace, *map(classes.dict_of, classes_of(namespace))]
     for place in places:
         for function in functions_in(place):
             if function.__globals__ is namespace:
-                yield function.__code__
+                yield function
 
 
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """What something is compiled to, and what is inside of it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes_in(constant)
+            yield from codes_in(constant)
+
+
+def _has_definitions(body: list[ast.stmt], members: Any, cls: str) -> bool:
+    """Whether the functions and classes of a source are there, in a module or a class."""
+    for statement in body:
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        name = statement.name
+        if cls and name.startswith("__") and not name.endswith("__"):
+            name = f"_{cls.lstrip('_')}{name}"
+        if name not in members:
+            return False
+        inner = members[name]
+        is_class = isinstance(statement, ast.ClassDef) and isinstance(inner, type)
+        if is_class and not _has_definitions(statement.body, classes.dict_of(inner), name):
+            return False
+    return True
 
 
 def _has_literals(body: list[ast.stmt], members: Any) -> bool:
@@ -171,7 +201,7 @@ def _has_literals(body: list[ast.stmt], members: Any) -> bool:
     return True
 
 
-# -- telling versions apart --------------------------------------------------------------------------------------------
+# -- whose modules -----------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -190,53 +220,12 @@ def is_ours(namespace: Namespace) -> bool:
     return not os.path.realpath(file).startswith(_installed())
 
 
-def _is_dynamic(namespace: Namespace) -> bool:
+def is_main(namespace: Namespace) -> bool:
+    """Whether it is the module that the program was started as."""
+    return namespace.get("__name__") in _MAIN
+
+
+def is_dynamic(namespace: Namespace) -> bool:
     """Whether a program has made a module without a file."""
     no_file = namespace.get("__file__") is None and namespace.get("__spec__") is None
-    return no_file and namespace.get("__name__") not in _MAIN
-
-
-def version_of(namespace: Namespace) -> str:
-    """What is the same for modules of the same code, whatever their comments; nothing if that is not certain.
-
-    It is of a program's own modules alone, and starts with the version of the interpreter: others make other code.
-    """
-    kept = namespace.get(_KEPT)
-    if not isinstance(kept, _Kept) or kept.version is None or kept.spec is not namespace.get("__spec__"):
-        kept = _kept(namespace)
-        text = None if kept is None else kept.text
-        version = _find_version(namespace, text)
-        kept = namespace[_KEPT] = _Kept(namespace.get("__spec__"), text, version)
-    return kept.version or ""
-
-
-def _find_version(namespace: Namespace, text: str | None) -> str:
-    if _is_dynamic(namespace):
-        codes = sorted(map(_describe, _live(namespace)))
-        return _digest("live", codes) if codes else ""
-    if not is_ours(namespace):
-        return ""
-    if text is None:
-        text = read(namespace)
-        if text is None or not _has_functions(namespace, text):
-            return ""
-    return _digest("source", map(_describe, _codes_in(compile(text, "", "exec", dont_inherit=True, optimize=0))))
-
-
-def _digest(kind: str, described: Any) -> str:
-    total = hashlib.sha256("\n".join(described).encode("utf-8", "surrogatepass"))
-    return f"{sys.implementation.cache_tag} {sys.hexversion:x} {kind}:{total.hexdigest()[:20]}"
-
-
-def _describe(code: types.CodeType) -> str:
-    constants = [_constant(each) for each in code.co_consts if not isinstance(each, types.CodeType)]
-    arguments = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    return repr((code.co_code, constants, arguments, names))
-
-
-def _constant(value: Any) -> str:
-    if isinstance(value, (tuple, frozenset)):
-        items = [_constant(item) for item in value]
-        return f"{type(value).__name__}({', '.join(sorted(items) if isinstance(value, frozenset) else items)})"
-    return repr(value)
+    return no_file and not is_main(namespace)

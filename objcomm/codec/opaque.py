@@ -7,6 +7,7 @@ travels as a reference, ``__main__`` included: the receiver's class is then the 
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import sys
@@ -19,8 +20,7 @@ import cloudpickle
 import torch
 
 from ..errors import DecodeError, EncodeError
-from . import compiled, generated, plain, registry, torchops, versions
-from .classes import resolves
+from . import byname, compiled, plain, registry, torchops
 from .levels import Trouble
 from .parts import MEMORYVIEW_HINT
 from .path import describe
@@ -53,19 +53,20 @@ class _OutOfBand(pickle.Pickler):
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._scan = scan
         self._reduced: set[int] = set()
+        self._reducers: Any = getattr(self, "dispatch_table", copyreg.dispatch_table)
 
     def persistent_id(self, obj: Any) -> int | None:
         return None if type(obj) in _COMMON else self._scan.out_of_band(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is types.FunctionType or issubclass(type(obj), type):
-            named = _by_name(obj)
+            named = byname.reduce(obj)
             return NotImplemented if named is None else named
         if issubclass(type(obj), torchops.KINDS):
             return torchops.reduce(obj)
         parts = self._scan.in_stream(obj)
         if parts is None:
-            return NotImplemented
+            return NotImplemented if type(obj) in self._reducers else byname.reduce_itself(obj)
         if id(obj) in self._reduced:  # a second time, so it is not finished: it would be built from half of itself
             raise EncodeError(f"{describe(obj)} contains itself")
         self._reduced.add(id(obj))
@@ -79,45 +80,19 @@ class _Pickler(_OutOfBand, cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is types.FunctionType or issubclass(kind, type):
-            named = _by_name(obj)
+            named = byname.reduce(obj)
             if named is not None:
                 return named
             if kind is types.FunctionType:
                 compiled.refuse_function(obj)
             return _with_qualname(obj, cloudpickle.Pickler.reducer_override(self, obj))
         if kind is types.ModuleType:
-            return _module_by_name(obj) or cloudpickle.Pickler.reducer_override(self, obj)
+            return byname.reduce_module(obj) or cloudpickle.Pickler.reducer_override(self, obj)
         hint = _CHANGED.get(kind)
         if hint is not None and obj not in (sys.stdout, sys.stderr):
             raise EncodeError(f"{describe(obj)} cannot be sent", hint=hint)
         reduced = super().reducer_override(obj)
         return cloudpickle.Pickler.reducer_override(self, obj) if reduced is NotImplemented else reduced
-
-
-def _by_name(obj: Any) -> Any:
-    """How a class or function is pickled that need not go by value, or None. A string means: by its name alone.
-
-    cloudpickle would send what ``__main__`` defines by value.
-    """
-    module = obj.__module__
-    if module in cloudpickle.list_registry_pickle_by_value():
-        return None
-    found = generated.reduce(obj)
-    if found is not None or not resolves(obj):
-        return found
-    version = versions.version(obj)
-    return obj.__qualname__ if version is None else (_referred, (module, obj.__qualname__, *version))
-
-
-def _module_by_name(obj: types.ModuleType) -> Any:
-    """How a module is pickled whose name is not enough, or None."""
-    if obj.__name__ in cloudpickle.list_registry_pickle_by_value():
-        return None
-    found = generated.reduce_module(obj)
-    if found is not None or sys.modules.get(obj.__name__) is not obj:
-        return found
-    version = versions.version(obj)
-    return None if version is None else (_referred, (obj.__name__, "", *version))
 
 
 def _with_qualname(obj: Any, reduced: Any) -> Any:
@@ -205,39 +180,10 @@ class _Unpickler(pickle.Unpickler):
         if name == "_rebuild_composite" and module == __name__:
             return partial(_rebuild_numbered, self._numbered)
         sys.audit("pickle.find_class", module, name)
-        found = _find(module, name)
+        found = byname.find(module, name)
         if found is _BARE:
             raise DecodeError("the message holds a bare script object, which would abort this process")
         return found
-
-
-def _find(module: str, qualname: str) -> Any:
-    """What a module has under a qualified name.
-
-    Raises:
-        DecodeError: there is no such thing.
-    """
-    if module == "__mp_main__" and module not in sys.modules:
-        module = "__main__"
-    try:
-        __import__(module)
-        found: Any = sys.modules[module]
-        for name in qualname.split(".") if qualname else ():
-            found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise DecodeError(
-            f"{module}.{qualname}, which the sender refers to, is not known here: {error}",
-            hint="define it on this rank too, under that name, in a module that can be imported",
-        ) from error
-    return found
-
-
-def _referred(module: str, qualname: str, code: str, file: str) -> Any:
-    """A class or function by its name, or a module, whose code has to be the sender's."""
-    found = _find(module, qualname)
-    if isinstance(found, (type, types.FunctionType, types.ModuleType)):
-        versions.check(found, versions.Version(code, file))
-    return found
 
 
 def _rebuild_numbered(numbered: dict[int, Any], name: str, parts: list[Any], number: int | None = None) -> Any:

@@ -39,6 +39,17 @@ def _refuse_unlifted(obj: Any) -> list[Any]:
     )
 
 
+def _is_unflattened(obj: Any) -> bool:
+    return has_base(obj, "torch.export.unflatten", "_SubmoduleBase")
+
+
+def _refuse_unflattened(obj: Any) -> list[Any]:
+    raise EncodeError(
+        f"the {type(obj).__name__} of torch.export.unflatten cannot be sent",
+        hint="send the ExportedProgram, and unflatten it on the receiver",
+    )
+
+
 def _refuse_parametrized(obj: Any) -> list[Any]:
     raise EncodeError(
         "a parametrized module cannot be sent: its class was made for it alone",
@@ -68,6 +79,7 @@ for _name, _matches, _refuse, _base in (
     ("script object", _is_bare, _refuse_bare, _C.ScriptObject),
     ("script method", lambda obj: True, _refuse_method, _C.ScriptMethod),
     ("exported module", _is_unlifted, _refuse_unlifted, torch.nn.Module),
+    ("unflattened module", _is_unflattened, _refuse_unflattened, torch.nn.Module),
     ("parametrized module", parametrize.is_parametrized, _refuse_parametrized, torch.nn.Module),
     ("ExecuTorch module", _is_executorch, _refuse_executorch, torch.nn.Module),
 ):

@@ -7,7 +7,7 @@ loaded is compared with what was sent (scripttree.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any
 
@@ -62,18 +62,20 @@ class ScriptArchive:
             with Ordinary():
                 data = _save(modules, self._functions)
         except Exception as error:
-            raise Trouble(self._culprit()) from EncodeError(f"torch cannot save it: {_first_line(error)}")
+            raise Trouble(self._culprit()) from EncodeError(f"torch cannot save it: {_gist(error)}")
         try:
             contents = archive.scan(data)
         except DecodeError as error:
-            raise EncodeError(f"torch made an archive that would not load as what it is: {error.text}") from error
+            text = f"torch made an archive that would not load as what it is: {error.text}"
+            raise Trouble(self._culprit(archive.scan)) from EncodeError(text, hint=error.hint)
         if len(contents.locations) > 1:
             raise Trouble(self._roots[0]) from EncodeError(
                 f"the TorchScript modules of a message are on several devices: {', '.join(sorted(contents.locations))}",
                 hint="send those of each device by themselves",
             )
         # It arrives where the tensors of the archive shall be.
-        probe = next((torch.zeros(1, dtype=torch.uint8, device=place) for place in contents.locations), None)
+        places = contents.locations - {"meta"}
+        probe = next((torch.zeros(1, dtype=torch.uint8, device=place) for place in places), None)
         self.parts += [data, probe, self._places(), len(self._functions), scripttree.manifest(modules)]
         self.parts.append(_ties(modules, memory))
 
@@ -87,13 +89,13 @@ class ScriptArchive:
                     places[index[id(module)]] = [number, path]
         return places
 
-    def _culprit(self) -> Any:
-        """The first module or function that cannot be saved."""
+    def _culprit(self, check: Callable[[bytes], Any] = len) -> Any:
+        """The first module or function that cannot be saved, or whose archive does not stand the check."""
         objs: Iterable[Any] = [*self._roots, *self._functions]
         for obj in objs:
             function = isinstance(obj, _C.ScriptFunction)
             try:
-                _save([] if function else [obj._c], [obj] if function else [])
+                check(_save([] if function else [obj._c], [obj] if function else []))
             except Exception:
                 return obj
         return next(iter(objs))
@@ -108,8 +110,11 @@ def _save(modules: list[Any], functions: list[Any]) -> bytes:
     return data
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in reason(error).splitlines() if line.strip()]
+def _gist(error: BaseException) -> str:
+    """What torch says without where it says that it was: the first lines, or the last one after a traceback."""
+    lines = [line.strip() for line in reason(error).splitlines() if line.strip()]
+    if len(lines) > 2 and lines[1].startswith("Traceback of TorchScript"):
+        return f"{lines[0]} {lines[-1]}"
     return " ".join(lines[:2])
 
 
@@ -197,7 +202,7 @@ def _load(parts: list[Any]) -> _Loaded:
     except Exception as error:
         names = ", ".join(repr(name) for name in archive.backends(contents))
         lowered = f" (lowered to {names})" if names else ""
-        raise DecodeError(f"a TorchScript module{lowered} cannot be loaded here: {_first_line(error)}") from error
+        raise DecodeError(f"a TorchScript module{lowered} cannot be loaded here: {_gist(error)}") from error
     return _Loaded(modules, places, found)
 
 

@@ -7,8 +7,11 @@ import types
 from typing import Any, NamedTuple
 
 from ..errors import DecodeError
-from . import classes, modulesource
+from . import classes, fingerprint
+from .fingerprint import of as code_of
 from .modulesource import module_name, qualname
+
+__all__ = ["Version", "check", "code_of", "version"]
 
 
 class Version(NamedTuple):
@@ -18,16 +21,15 @@ class Version(NamedTuple):
     file: str = "of another file, or another version of it"
 
 
-def code_of(cls: type) -> str:
-    """The code of a class that is found under its name, or nothing."""
-    return modulesource.version_of(vars(sys.modules[module_name(cls)]))
-
-
 def version(obj: Any) -> Version | None:
     """The version of a class or function that is found under its name, or of a module, if it is the program's own."""
-    namespace = vars(obj if isinstance(obj, types.ModuleType) else sys.modules[module_name(obj)])
-    code = modulesource.version_of(namespace)
-    return Version(code, str(namespace.get("__file__"))) if code else None
+    code = code_of(obj)
+    return Version(code, _file_of(obj)) if code else None
+
+
+def _file_of(obj: Any) -> str:
+    module = obj if isinstance(obj, types.ModuleType) else sys.modules[module_name(obj)]
+    return str(getattr(module, "__file__", None) or "made without a file")
 
 
 def check(found: Any, sent: Version) -> None:
@@ -37,11 +39,14 @@ def check(found: Any, sent: Version) -> None:
         DecodeError: it is other code.
     """
     is_module = isinstance(found, types.ModuleType)
-    here = version(found) if is_module or classes.resolves(found) else None
-    if here is None or here.code == sent.code or here.code.partition(":")[0] != sent.code.partition(":")[0]:
+    if not is_module and not classes.resolves(found):
+        return
+    here = version(found)
+    if here is None or not fingerprint.differ(here.code, sent.code):
         return
     name = found.__name__ if is_module else f"{found.__module__}.{qualname(found)}"
+    what = ", or what it derives from," if isinstance(found, type) and found.__bases__ != (object,) else ""
     raise DecodeError(
-        f"{name} is other code here ({here.file}) than at the sender ({sent.file})",
+        f"{name}{what} is other code here ({here.file}) than at the sender ({sent.file})",
         hint="run the same code on both ranks, or let the sender call objcomm.register_generated for its module",
     )
