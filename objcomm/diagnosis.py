@@ -8,10 +8,12 @@ group's store, so that a peer that runs out of time can tell what this rank was 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -148,10 +150,11 @@ def waits() -> list[Wait]:
     """What the threads of this process wait for in objcomm, those of the program first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
-    for ident, frame in sys._current_frames().items():
-        wait = _wait_in(frame, names.get(ident, str(ident)))
-        if wait is not None:
-            found.append(wait)
+    with _no_collection():
+        for ident, frame in sys._current_frames().items():
+            wait = _wait_in(frame, names.get(ident, str(ident)))
+            if wait is not None:
+                found.append(wait)
     # One that waits on behalf of a handle says nothing that the thread which waits for the handle does not.
     own = [wait for wait in found if not wait.thread.startswith("objcomm-")]
     return own or found
@@ -183,11 +186,28 @@ _WAITING = {Incoming.wait.__code__, Outgoing.wait.__code__}
 
 def main_line() -> str:
     """Where the program's main thread is, outside of objcomm and torch."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    inner = frame
-    while frame is not None and _is_library(frame.f_code.co_filename):
-        frame = frame.f_back
-    return _line(frame or inner)
+    with _no_collection():
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        inner = frame
+        while frame is not None and _is_library(frame.f_code.co_filename):
+            frame = frame.f_back
+        return _line(frame or inner)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """While stacks of other threads are read.
+
+    Before Python 3.12 making a frame object may collect garbage, what is collected may let other threads run, and the
+    frame is then made of one that they have left: the process dies.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _is_library(path: str) -> bool:
