@@ -13,7 +13,7 @@ help:
 	@echo "make test    run all tests                    (ARGS='-k name' to choose)"
 	@echo "make lint    ruff"
 	@echo "make types   mypy --strict"
-	@echo "make bench   measure against torch and others (ARGS=... as benchmarks/ says)"
+	@echo "make bench   measure against torch and others (ARGS='--help' for how)"
 	@echo "make docs    the documents as a site, into build/site"
 	@echo "make clean   remove the venv and whatever the tools cached"
 
@@ -33,10 +33,10 @@ types: venv
 	@$(PY) -m mypy
 
 bench: $(VENV)/.bench
-	@$(PY) -m benchmarks $(ARGS)
+	@$(PY) -m objcomm bench $(ARGS)
 
 docs: $(VENV)/.docs
-	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 
 venv: $(VENV)/.dev
 

@@ -22,9 +22,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import objcomm
-
-from .p2p import agree_on, machine, peak_beyond, pin
-from .payloads import PAYLOADS, Payload
+from objcomm.cli.bench_machine import machine
+from objcomm.cli.bench_memory import peak_beyond
+from objcomm.cli.bench_start import pin
+from objcomm.cli.payloads import PAYLOADS, Payload, sent_bytes
 
 RANKS = 4
 # What objcomm sets out to reach against torch's call.
@@ -103,8 +104,16 @@ def seconds_of(method: Method, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
+def agree_on(value: int) -> int:
+    """``value`` of rank 0, on all ranks."""
+    box = torch.tensor([value])
+    dist.broadcast(box, 0)
+    return int(box)
+
+
 def measure(call: str, payload: Payload, rounds: int, budget: float) -> dict[str, float]:
-    chosen = methods(call, payload.make(), payload.nbytes)
+    obj = payload.make()
+    chosen = methods(call, obj, sent_bytes(obj))
     repeats = {}
     for name, method in chosen.items():
         seconds_of(method, 2)
@@ -154,7 +163,7 @@ def worker(rank: int, port: int, options: argparse.Namespace) -> None:
         for payload in PAYLOADS:
             if payload.name not in options.payloads:
                 continue
-            row: dict[str, Any] = {"call": call, "payload": payload.name, "bytes": payload.nbytes}
+            row: dict[str, Any] = {"call": call, "payload": payload.name, "bytes": sent_bytes(payload.make())}
             row["seconds"] = measure(call, payload, options.rounds, options.seconds)
             row["messages"], row["bytes_sent"] = count(call, payload)
             if call == "gather" and sys.platform == "linux":

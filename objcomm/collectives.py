@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 from . import debugging
 from .direct import in_background, start, together
 from .errors import UsageError
+from .labels import label
 from .p2p import Device, target_device
 from .rollcall import Call
 from .star import Star, gather, give, scatter, scattered
@@ -64,7 +65,7 @@ def broadcast_object(
     source = team.member(group, src, group_src, "src")
     target = target_device(device)
     if debugging.enabled:
-        debugging.cross_check(group, team.ranks, "broadcast_object", f"src={source}, channel={channel!r}", timeout)
+        debugging.cross_check(team, "broadcast_object", timeout, src=source, channel=channel, async_op=async_op)
     forbid_grad = forbid_grad and torch.is_grad_enabled()
     if not team.pairs:
         return ObjectWork.over(obj) if async_op else obj
@@ -122,7 +123,7 @@ def scatter_objects(
     source = team.member(group, src, group_src, "src")
     target = target_device(device)
     if debugging.enabled:
-        debugging.cross_check(group, team.ranks, "scatter_objects", f"src={source}, channel={channel!r}", timeout)
+        debugging.cross_check(team, "scatter_objects", timeout, src=source, channel=channel, async_op=async_op)
     is_source = team.rank == source
     mine = _one_for_each(objs, team) if is_source else {}
     if not team.pairs:
@@ -183,7 +184,7 @@ def gather_objects(
     target = team.member(group, dst, group_dst, "dst")
     placed = target_device(device)
     if debugging.enabled:
-        debugging.cross_check(group, team.ranks, "gather_objects", f"dst={target}, channel={channel!r}", timeout)
+        debugging.cross_check(team, "gather_objects", timeout, dst=target, channel=channel)
     if not team.pairs:
         return [obj]
     with Call(team) as call:
@@ -226,7 +227,7 @@ def all_gather_objects(
     team = Team(group, ranks)
     target = target_device(device)
     if debugging.enabled:
-        debugging.cross_check(group, team.ranks, "all_gather_objects", f"channel={channel!r}", timeout)
+        debugging.cross_check(team, "all_gather_objects", timeout, channel=channel, async_op=async_op)
 
     def in_order(objects: dict[int, Any]) -> list[Any]:
         return [obj if rank == team.rank else objects[rank] for rank in team.ranks]
@@ -279,7 +280,7 @@ def all_to_all_objects(
     team = Team(group, ranks)
     target = target_device(device)
     if debugging.enabled:
-        debugging.cross_check(group, team.ranks, "all_to_all_objects", f"channel={channel!r}", timeout)
+        debugging.cross_check(team, "all_to_all_objects", timeout, channel=channel, async_op=async_op)
     mine = _one_for_each(objs, team)
     if not team.pairs:
         return _over({team.rank: mine if isinstance(mine, BaseException) else [mine[team.rank]]}, team, async_op)
@@ -309,12 +310,11 @@ def _over(mine: dict[int, Any] | BaseException, team: Team, async_op: bool) -> A
 def _one_for_each(objs: Sequence[object] | None, team: Team) -> dict[int, Any] | UsageError:
     """The objects by rank, or what is wrong with them: the others are waiting for them, and must be told."""
     if not isinstance(objs, Sequence) or len(objs) != len(team.ranks):
-        what = f"{len(objs)} objects" if isinstance(objs, Sequence) else type(objs).__name__
+        what = f"one of {len(objs)}" if isinstance(objs, Sequence) else type(objs).__name__
         return UsageError(f"a sequence of {len(team.ranks)} objects is needed, not {what}", rank=team.rank)
     return dict(zip(team.ranks, objs, strict=True))
 
 
 def _label(call: str, channel: str) -> str:
-    """The name under which the messages of a call travel: ranks that make different calls notice."""
-    channel_name(channel)
-    return f"<{call}> {channel}"
+    channel_name(channel)  # for the error that names it as the program gave it
+    return label(call, channel)

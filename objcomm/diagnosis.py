@@ -13,26 +13,43 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from .errors import ObjcommError
 from .incoming import Incoming
+from .labels import where
 from .outgoing import Outgoing
 from .pair import Pair
 from .pairs import all_pairs
 from .wire import card
 
 _HERE = str(Path(__file__).parent) + os.sep
+# Of the lines of the program that the main thread is in.
+_MOST_CALLERS = 3
+
+
+class Awaited(NamedTuple):
+    """What a thread waits for.
+
+    Attributes:
+        pair: of the rank that shall come.
+        what: in words, behind "waits".
+        key: of the thing itself; two looks at one wait give the same.
+    """
+
+    pair: Pair
+    what: str
+    key: int
 
 
 class Wait(NamedTuple):
     """A thread that waits in objcomm.
 
     Attributes:
-        moving: the message it waits for.
+        awaited: what it waits for.
         call: the name of the public call.
         line: where the program called it.
         started: on the monotonic clock, in seconds.
@@ -40,7 +57,7 @@ class Wait(NamedTuple):
         thread: its name.
     """
 
-    moving: Incoming | Outgoing
+    awaited: Awaited
     call: str
     line: str
     started: float
@@ -48,19 +65,27 @@ class Wait(NamedTuple):
     thread: str
 
     def __str__(self) -> str:
-        pair, channel = self.moving.pair, self.moving.channel
-        if isinstance(self.moving, Outgoing):
-            what = f"for rank {pair.peer} to take message {self.moving.sequence}"
-        else:
-            before = _place(pair, self.moving)
-            what = f"for message {pair.next_received + before} from rank {pair.peer}"
-            what += f", behind {before} others" if before else ""
-        where = f" on channel {channel!r}" if channel else ""
         took = time.monotonic() - self.started
         return (
-            f"{self.call} waits {what}{where}, since {_clock(self.started)}, for {took:.1f} s of {self.limit:g} s; "
-            f"called at {self.line}" + ("" if self.thread == "MainThread" else f", thread {self.thread}")
+            f"{self.call} waits {self.awaited.what}, since {_clock(self.started)}, for {took:.1f} s of "
+            f"{self.limit:g} s; called at {self.line}"
+            + ("" if self.thread == "MainThread" else f", thread {self.thread}")
         )
+
+
+def _incoming(there: Mapping[str, Any]) -> Awaited:
+    incoming: Incoming = there["self"]
+    pair = incoming.pair
+    before = _place(pair, incoming)
+    what = f"for message {pair.next_received + before} from rank {pair.peer}"
+    what += f", behind {before} others" if before else ""
+    return Awaited(pair, what + where(incoming.channel), id(incoming))
+
+
+def _outgoing(there: Mapping[str, Any]) -> Awaited:
+    outgoing: Outgoing = there["self"]
+    what = f"for rank {outgoing.pair.peer} to take message {outgoing.sequence}{where(outgoing.channel)}"
+    return Awaited(outgoing.pair, what, id(outgoing))
 
 
 def _place(pair: Pair, incoming: Incoming) -> int:
@@ -70,18 +95,30 @@ def _place(pair: Pair, incoming: Incoming) -> int:
         return 0
 
 
+# The functions in which somebody waits, by their code, and what for, by their local variables. ``deadline`` is one.
+_WAITING: dict[CodeType, Callable[[Mapping[str, Any]], Awaited | None]] = {
+    Incoming.wait.__code__: _incoming,
+    Outgoing.wait.__code__: _outgoing,
+}
+
+
+def tell_of(function: Any, awaited: Callable[[Mapping[str, Any]], Awaited | None]) -> None:
+    """Layers above wait too: ``awaited`` says for what, given the local variables of ``function``."""
+    _WAITING[function.__code__] = awaited
+
+
 def report() -> str:
     """What this rank waits for, from whom, since when, what it did last, and what its peers last said.
 
     The same is printed to stderr when a transfer runs out of time, and when the process gets SIGUSR1, even while all of
     its threads wait inside a backend.
 
-    >>> report()
-    'objcomm: this process has exchanged nothing yet'
+    >>> print(report())  # doctest: +ELLIPSIS
+    objcomm: process ... has exchanged nothing yet; its main thread is at ...
     """
     pairs = [pair for pair in all_pairs() if pair.link.alive]
     if not pairs:
-        return "objcomm: this process has exchanged nothing yet"
+        return f"objcomm: process {os.getpid()} has exchanged nothing yet; its main thread is at {main_line()}"
     return "\n".join([*own_lines(pairs), *lines_of_peers(pairs, 0.0)])
 
 
@@ -92,7 +129,7 @@ def own_lines(pairs: list[Pair]) -> list[str]:
     lines += [f"  {wait}" for wait in found]
     if not found:
         lines.append(f"  it does not wait in objcomm; its main thread is at {main_line()}")
-    concerned = {id(wait.moving.pair) for wait in found}
+    concerned = {id(wait.awaited.pair) for wait in found}
     for pair in sorted(pairs, key=lambda pair: (id(pair) not in concerned, pair.peer))[:16]:
         try:
             past = _past(pair)
@@ -109,16 +146,16 @@ def _past(pair: Pair) -> str:
             parts.append(f"nothing {what} yet")
         else:
             channel, number, when = last
-            where = f" on channel {channel!r}" if channel else ""
-            parts.append(f"last {what} message {number}{where} at {_clock(when)}")
+            parts.append(f"last {what} message {number}{where(channel)} at {_clock(when)}")
     flying = sorted(pair.in_flight.items())
     if flying:
         number, outgoing = flying[0]
-        where = f" on channel {outgoing.channel!r}" if outgoing.channel else ""
-        parts.append(f"{len(flying)} sent and not seen to be taken, the first is message {number}{where}")
+        parts.append(
+            f"{len(flying)} sent and not seen to be taken, the first is message {number}{where(outgoing.channel)}"
+        )
     if pair.posted:
-        names = sorted({repr(incoming.channel) for incoming in list(pair.posted)})
-        parts.append(f"{len(pair.posted)} receives posted, on channel {', '.join(names[:4])}")
+        names = sorted({where(incoming.channel) for incoming in list(pair.posted)})
+        parts.append(f"{len(pair.posted)} receive{'s' * (len(pair.posted) > 1)} posted{','.join(names[:4])}")
     if pair.closed is not None:
         parts.append(f"closed since {type(pair.closed).__name__}: {pair.closed.text}")
     return "; ".join(parts)
@@ -126,7 +163,7 @@ def _past(pair: Pair) -> str:
 
 def lines_of_peers(pairs: list[Pair], patience: float) -> list[str]:
     """What those that are waited for have said, or those that were, if nobody is."""
-    wanted = [wait.moving.pair for wait in waits()] or pairs
+    wanted = [wait.awaited.pair for wait in waits()] or pairs
     lines = []
     for pair in list({pair.peer: pair for pair in wanted}.values())[:8]:
         said = None
@@ -137,13 +174,27 @@ def lines_of_peers(pairs: list[Pair], patience: float) -> list[str]:
                 time.sleep(0.05)
                 said = card.said(pair.link.store, pair.peer)
         if said is None:
-            lines.append(
-                f"  rank {pair.peer} has said nothing: it has not waited long in objcomm, so it is elsewhere, or it "
-                "died; SIGUSR1 makes it tell"
-            )
+            lines.append(f"  {_silence(pair)}")
         else:
             lines += [f"  what rank {pair.peer} last said:", *(f"  | {line}" for line in said.splitlines())]
     return lines
+
+
+def _silence(pair: Pair) -> str:
+    """What it means that the peer has said nothing."""
+    came = None
+    with contextlib.suppress(RuntimeError, ObjcommError):
+        came = card.terms_of(pair.link.store, pair.peer) is not None
+    if came is False:
+        # It has no handler of the signal yet, which would end it.
+        return (
+            f"rank {pair.peer} has never come to a call of objcomm in group {pair.group_name!r}: it is somewhere "
+            "before its first one, or it died"
+        )
+    return (
+        f"rank {pair.peer} has said nothing: it has not waited long in objcomm, so it is elsewhere, or it died; "
+        "SIGUSR1 makes it tell"
+    )
 
 
 def waits() -> list[Wait]:
@@ -161,37 +212,38 @@ def waits() -> list[Wait]:
 
 
 def _wait_in(frame: FrameType | None, thread: str) -> Wait | None:
-    moving: Any = None
+    awaited: Awaited | None = None
     deadline: Any = None
     call = ""
     while frame is not None:
-        inside = frame.f_code.co_filename.startswith(_HERE)
-        if moving is None:
-            if frame.f_code in _WAITING:
-                there = frame.f_locals
-                moving, deadline, call = there.get("self"), there.get("deadline"), frame.f_code.co_name
-        elif inside:
+        # Whoever waits further out knows more of what for.
+        asked = _WAITING.get(frame.f_code)
+        if asked is not None:
+            there = frame.f_locals
+            found = asked(there) if "deadline" in there else None
+            if found is not None:
+                awaited, deadline, call = found, there["deadline"], frame.f_code.co_name
+        elif awaited is not None:
+            if not frame.f_code.co_filename.startswith(_HERE):
+                break
             call = frame.f_code.co_name
-        else:
-            break
         frame = frame.f_back
-    if moving is None or deadline is None:
+    if awaited is None or deadline is None:
         return None
     call = "wait() of a handle" if call == "wait" else call
-    return Wait(moving, call, _line(frame), deadline.at - deadline.seconds, deadline.seconds, thread)
-
-
-_WAITING = {Incoming.wait.__code__, Outgoing.wait.__code__}
+    return Wait(awaited, call, frame_line(frame), deadline.at - deadline.seconds, deadline.seconds, thread)
 
 
 def main_line() -> str:
-    """Where the program's main thread is, outside of objcomm and torch."""
+    """Where the program's main thread is, outside of libraries, and who called that."""
     with _no_collection():
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        inner = frame
-        while frame is not None and _is_library(frame.f_code.co_filename):
+        innermost = frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        lines: list[str] = []
+        while frame is not None and len(lines) < _MOST_CALLERS:
+            if not is_library(frame.f_code.co_filename):
+                lines.append(frame_line(frame))
             frame = frame.f_back
-        return _line(frame or inner)
+        return ", called at ".join(lines) or frame_line(innermost)
 
 
 @contextlib.contextmanager
@@ -210,11 +262,13 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _is_library(path: str) -> bool:
+def is_library(path: str) -> bool:
+    """Whether a file is no part of the program: objcomm's own, Python's, or installed."""
     return path.startswith((_HERE, os.path.dirname(os.__file__))) or f"site-packages{os.sep}" in path
 
 
-def _line(frame: FrameType | None) -> str:
+def frame_line(frame: FrameType | None) -> str:
+    """Where a frame is."""
     if frame is None:
         return "the end of its stack"
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

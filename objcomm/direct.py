@@ -12,8 +12,9 @@ from .codec import Encoded
 from .counters import counters
 from .deadline import Deadline
 from .errors import ObjcommError
-from .failures import Failures, placed, plain
+from .failures import Failures, placed
 from .incoming import Incoming
+from .labels import plain
 from .outgoing import Outgoing, notify, post, prepare
 from .rollcall import Call
 from .star import Taken, opened

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 _E = TypeVar("_E", bound="ObjcommError")
 
@@ -25,6 +25,9 @@ class ObjcommError(RuntimeError):
     >>> str(EncodeError("a lock cannot be pickled", path="obj['lock']", rank=0))
     "a lock cannot be pickled [path obj['lock'], rank 0]"
     """
+
+    # What to do where nobody knew anything better; it needs to know the peer.
+    _advice: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -78,7 +81,8 @@ class ObjcommError(RuntimeError):
             if value is not None and not (name == "channel" and value == "")
         ]
         where = f" [{', '.join(context)}]" if context else ""
-        what_to_do = f"; {self.hint}" if self.hint else ""
+        hint = self.hint or ("" if self.peer is None else self._advice.format(peer=self.peer))
+        what_to_do = f"; {hint}" if hint else ""
         return f"{self.text}{where}{what_to_do}"
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -100,6 +104,8 @@ class ProtocolError(ObjcommError):
 class PeerError(ObjcommError):
     """The other end failed: it could not encode, it left, it died, or the connection to it is closed."""
 
+    _advice = "what rank {peer} itself raised or printed says why"
+
 
 class TrustError(ObjcommError):
     """Restricted trust refuses what was sent, or asked to be sent: nothing was unpickled, imported or executed."""
@@ -111,6 +117,11 @@ class LimitError(ObjcommError):
 
 class TransferTimeout(ObjcommError, TimeoutError):
     """The other end did not answer in time."""
+
+    _advice = (
+        "either rank {peer} makes no call that matches this one, and the report on stderr says what is known of it, or "
+        "it needs longer: timeout="
+    )
 
 
 class UsageError(ObjcommError, ValueError):

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from .deadline import Deadline
 from .errors import ObjcommError, PeerError, TransferTimeout
+from .labels import plain
 from .outgoing import Outgoing
 from .pair import Pair
 from .relay import Piece
@@ -18,11 +19,7 @@ E = TypeVar("E", bound=ObjcommError)
 
 # One reason is enough; a few more may help whoever debugs.
 _MOST_TOLD = 4
-
-
-def plain(label: str) -> str:
-    """The program's own channel in the name under which the messages of a call travel: ``<call> channel``."""
-    return label.partition("> ")[2]
+_ALL_ALIKE = "every rank of the call must make it, with the same arguments: objcomm.debug() compares them first"
 
 
 def placed(error: E, rank: int, label: str, peer: int | None = None, phase: str | None = None) -> E:
@@ -67,6 +64,8 @@ class Failures:
     def note(self, error: ObjcommError, pair: Pair) -> None:
         """Something failed between this rank and another, or the other told so."""
         placed(error, self._rank, self._label, pair.peer)
+        if isinstance(error, TransferTimeout):
+            error.hint = error.hint or _ALL_ALIKE
         self._found.append((notice_of(error, error.peer), error))
         if pair.closed is not None:
             self._lost.add(pair.peer)
@@ -127,7 +126,7 @@ class Failures:
             peer=missing[0],
             channel=plain(self._label),
             phase="head",
-            hint="every rank of the call must make it",
+            hint=_ALL_ALIKE,
         )
         named.__cause__ = first
         return named

@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -23,16 +24,17 @@ _LONG_SECONDS = 10.0
 # A peer whose time runs out at the same moment may be about to say something.
 _HEAR_SECONDS = 0.5
 _END_SECONDS = 3.0
+_LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 
 
 def _out_of_time(pair: Pair, error: ObjcommError) -> None:
     """A transfer of ``pair`` has failed: say and print what is known, before the error is raised."""
-    if not isinstance(error, TransferTimeout):
+    if not isinstance(error, TransferTimeout) or _switched_off():
         return
     try:
         own = own_lines([pair, *(other for other in all_pairs() if other is not pair and other.link.alive)])
         say([pair], "\n".join(own))
-        show("\n".join([f"objcomm: {error}", *own, *lines_of_peers([pair], _HEAR_SECONDS)]))
+        show("\n".join([f"objcomm: {error.text}", *own, *lines_of_peers([pair], _HEAR_SECONDS)]))
     except Exception as failure:  # the error itself must be raised whatever happens here
         show(f"objcomm: no diagnosis: {failure!r}")
 
@@ -75,7 +77,7 @@ class _Watcher(threading.Thread):
         """Leave word in the store when a wait takes long, once for each wait, and when it is over."""
         now = time.monotonic()
         long = [wait for wait in waits() if now - wait.started > min(_LONG_SECONDS, wait.limit / 2)]
-        key = [(id(wait.moving), wait.started) for wait in long] or None
+        key = [(wait.awaited.key, wait.started) for wait in long] or None
         if key != self._told or _talkative:
             self._told = key
             pairs = [pair for pair in all_pairs() if pair.link.alive]
@@ -102,9 +104,13 @@ def talk(always: bool) -> None:
 
 
 def watch() -> None:
-    """Begin to watch over this process, unless ``OBJCOMM_DIAGNOSIS=0``. A handler of SIGUSR1 that is there stays."""
+    """Begin to watch over this process, unless ``OBJCOMM_DIAGNOSIS=0``. A handler of SIGUSR1 that is there stays.
+
+    That is done at the first transfer; with ``OBJCOMM_DIAGNOSIS=1`` when objcomm is imported, so that ranks tell where
+    they are before it, too.
+    """
     global _watcher
-    if _watcher is not None or os.environ.get("OBJCOMM_DIAGNOSIS") == "0":
+    if _watcher is not None or _switched_off():
         return
     _watcher = _Watcher()
     try:
@@ -131,9 +137,17 @@ def _ignore(number: int, frame: FrameType | None) -> None:
             os.write(watcher.asking, bytes([number]))
 
 
+def _switched_off() -> bool:
+    return os.environ.get("OBJCOMM_DIAGNOSIS") == "0"
+
+
 def _taken() -> bool:
-    """Whether somebody handles SIGUSR1 already, in Python or, as faulthandler does, below it."""
+    """Whether somebody handles SIGUSR1 already, in Python or, as faulthandler does, below it, or is going to."""
     if not hasattr(signal, "SIGUSR1") or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+        return True
+    if "SLURM_JOB_ID" in os.environ and not _LIGHTNING.isdisjoint(sys.modules):
+        # Slurm sends it before a job's time is over, and Lightning puts the job back into the queue then: but not if
+        # somebody else has the signal when its trainer starts.
         return True
     try:
         status = Path("/proc/self/status").read_text()
@@ -168,3 +182,5 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 ask_when_closed(_out_of_time)
 ask_when_first_used(watch)
+if os.environ.get("OBJCOMM_DIAGNOSIS") == "1":
+    watch()

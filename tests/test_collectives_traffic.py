@@ -134,7 +134,7 @@ def test_the_strict_backend_takes_as_many_messages() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_rank_that_only_gives_allocates_nothing_for_the_others() -> None:
     def ranks(rank: int) -> None:
-        from benchmarks.p2p import peak_beyond
+        from objcomm.cli.bench_memory import peak_beyond
 
         mine = torch.ones(40 * MIB, dtype=torch.uint8)
         objcomm.gather_objects("warm", 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -82,3 +85,131 @@ def test_the_environment_asks_for_it() -> None:
             objcomm.broadcast_object(0, src=rank)
 
     run_ranks(body, 2, env={"OBJCOMM_DEBUG": "1"})
+
+
+def _call(name: str, channel: str = "", **more: Any) -> Any:
+    """The call that all ranks make, on one line."""
+    several: list[list[Any]] = [[], []]
+    given: dict[str, tuple[Any, ...]] = {
+        "broadcast_object": (1, 0),
+        "scatter_objects": (several, 0),
+        "gather_objects": (1, 0),
+        "all_gather_objects": (1,),
+        "all_to_all_objects": (several,),
+    }
+    return getattr(objcomm, name)(*given[name], channel=channel, **more)
+
+
+CALLS = ["broadcast_object", "scatter_objects", "gather_objects", "all_gather_objects", "all_to_all_objects"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_among_several_ranks_is_compared(name: str) -> None:
+    def body(rank: int) -> list[str]:
+        objcomm.debug()
+        told = []
+        with pytest.raises(objcomm.ProtocolError) as caught:
+            _call(name if rank == 0 else CALLS[CALLS.index(name) - 1])
+        told.append(str(caught.value))
+        with pytest.raises(objcomm.ProtocolError) as caught:
+            _call(name, channel=f"of rank {rank}")
+        told.append(str(caught.value))
+        if name != "gather_objects":
+            with pytest.raises(objcomm.ProtocolError, match="async_op=True"):
+                _call(name, async_op=rank == 0)
+        assert caught.value.rank == rank
+        _call(name)
+        return told
+
+    for calls, channels in run_ranks(body, 2):
+        other = CALLS[CALLS.index(name) - 1]
+        assert f"\n  rank 0: {name}(" in calls
+        assert f"\n  rank 1: {other}(" in calls
+        assert "OBJCOMM_DEBUG=calls" not in calls
+        assert "channel='of rank 0') at " in channels
+        assert "channel='of rank 1') at " in channels
+
+
+def test_lines_of_one_call_in_two_branches_say_how_to_leave_lines_out() -> None:
+    def body(rank: int) -> str:
+        with pytest.raises(objcomm.ProtocolError) as caught:
+            if rank == 0:
+                objcomm.gather_objects(1, dst=0)
+            else:
+                objcomm.gather_objects(1, dst=0)
+        return str(caught.value)
+
+    for text in run_ranks(body, 2, env={"OBJCOMM_DEBUG": "1"}):
+        assert text.endswith("use objcomm.debug(lines=False) or OBJCOMM_DEBUG=calls")
+
+
+def test_the_environment_asks_for_calls_without_lines() -> None:
+    def body(rank: int) -> Any:
+        obj: Any = "sent" if rank == 0 else None
+        # On lines of their own, which are not compared.
+        if rank == 0:
+            assert objcomm.broadcast_object(obj, src=0) == "sent"
+        else:
+            assert objcomm.broadcast_object(obj, src=0) == "sent"
+        with pytest.raises(objcomm.ProtocolError) as caught:
+            objcomm.broadcast_object(None, src=rank)
+        return str(caught.value)
+
+    for text in run_ranks(body, 2, env={"OBJCOMM_DEBUG": "calls"}):
+        assert "rank 1: broadcast_object(src=1, channel='') at " in text
+
+
+def test_the_calls_that_stand_in_for_torchs_are_compared_and_show_the_programs_line() -> None:
+    def body(rank: int) -> str:
+        import torch.distributed as dist
+
+        import objcomm.torch_compat
+
+        objcomm.torch_compat.install()
+        objcomm.debug()
+        box = ["config" if rank == 0 else None]
+        dist.broadcast_object_list(box, src=0)
+        assert box == ["config"]
+        found = [None, None]
+        dist.all_gather_object(found, rank)
+        assert found == [0, 1]
+        with pytest.raises(objcomm.ProtocolError) as caught:
+            if rank == 0:
+                dist.broadcast_object_list(box, src=0)
+            else:
+                dist.gather_object(rank, None, dst=0)
+        return str(caught.value)
+
+    for text in run_ranks(body, 2):
+        assert re.search(r"rank 0: broadcast_object\(src=0, channel='torch.distributed'\) at .* in body", text)
+        assert re.search(r"rank 1: gather_objects\(dst=0, channel='torch.distributed'\) at .* in body", text)
+
+
+def test_ranks_are_the_same_in_any_order() -> None:
+    def body(rank: int) -> list[Any]:
+        objcomm.debug()
+        order = [0, 1] if rank == 0 else [1, 0]
+        first = objcomm.all_gather_objects(rank, ranks=[0, 1])
+        return [first, objcomm.broadcast_object(rank, src=0, ranks=order), objcomm.all_gather_objects(rank)]
+
+    assert run_ranks(body, 2) == [[[0, 1], 0, [0, 1]]] * 2
+
+
+def test_a_rank_that_waits_for_the_others_calls_says_so() -> None:
+    def body(rank: int) -> str:
+        objcomm.debug()
+        if rank == 1:
+            time.sleep(1.0)
+            with pytest.raises(objcomm.ProtocolError):
+                objcomm.broadcast_object("late", src=1)
+            return ""
+        told: list[str] = []
+        thread = threading.Timer(0.5, lambda: told.append(objcomm.report()))
+        thread.start()
+        with pytest.raises(objcomm.ProtocolError):
+            objcomm.gather_objects(1, dst=1)
+        thread.join()
+        return told[0]
+
+    text = run_ranks(body, 2)[0]
+    assert "gather_objects waits for rank 1 to come to call number 0 among these ranks, in debug mode, since" in text

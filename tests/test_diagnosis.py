@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+import types
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import objcomm
@@ -51,15 +56,110 @@ def test_ranks_that_disagree_on_the_order_of_calls_are_explained(
 
 def test_a_peer_that_is_elsewhere_has_said_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     def body(rank: int) -> None:
+        objcomm.exchange_objects(rank, 1 - rank)
         if rank == 0:
             with pytest.raises(objcomm.TransferTimeout):
                 objcomm.send_object([1], 1, channel="lonely", timeout=0.5)
 
     run_ranks(body, 2)
     out = capfd.readouterr().out
-    assert "send_object waits for rank 1 to take message 0 on channel 'lonely'" in out
-    assert "1 sent and not seen to be taken, the first is message 0 on channel 'lonely'" in out
+    assert "send_object waits for rank 1 to take message 1 on channel 'lonely'" in out
+    assert "1 sent and not seen to be taken, the first is message 1 on channel 'lonely'" in out
     assert "rank 1 has said nothing" in out
+    assert "SIGUSR1 makes it tell" in out
+
+
+@BACKENDS
+def test_a_peer_that_was_never_here_is_not_to_be_sent_a_signal_that_would_end_it(
+    backend: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(rank: int) -> str:
+        if rank == 1:
+            assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+            return ""
+        with pytest.raises(objcomm.TransferTimeout) as caught:
+            objcomm.recv_object(1, timeout=0.5)
+        return str(caught.value)
+
+    text = run_ranks(body, 2, backend=backend)[0]
+    assert "; either rank 1 makes no call that matches this one, and the report on stderr says" in text
+    out = capfd.readouterr().out
+    assert "rank 1 has never come to a call of objcomm in group '0'" in out
+    assert "SIGUSR1" not in out
+
+
+def test_ranks_that_ask_for_it_can_be_asked_before_their_first_call(capfd: pytest.CaptureFixture[str]) -> None:
+    def body(rank: int) -> None:
+        faulthandler.unregister(signal.SIGUSR1)
+        subprocess.run(
+            [sys.executable, "-c", "import objcomm, os, signal, time; os.kill(os.getpid(), 10); time.sleep(1)"],
+            env={**os.environ, "OBJCOMM_DIAGNOSIS": "1"},
+            check=True,
+        )
+
+    run_ranks(body, 1)
+    out = capfd.readouterr().out
+    assert "has exchanged nothing yet; its main thread is at <string>:1 in <module>" in out
+
+
+def test_lightning_keeps_the_signal_of_slurm() -> None:
+    def body(rank: int) -> bool:
+        faulthandler.unregister(signal.SIGUSR1)
+        sys.modules["lightning"] = types.ModuleType("lightning")
+        objcomm.exchange_objects(rank, 1 - rank)
+        # The rest of it is there: long waits are told to the peers.
+        assert "objcomm-diagnosis" in [thread.name for thread in threading.enumerate()]
+        return signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+    assert run_ranks(body, 2, env={"SLURM_JOB_ID": "7"}) == [True, True]
+
+
+def test_a_rank_elsewhere_tells_its_line_and_who_called_it() -> None:
+    def body(rank: int) -> str:
+        objcomm.exchange_objects(rank, 1 - rank)
+
+        def inner() -> str:
+            return objcomm.report()
+
+        return inner()
+
+    for text in run_ranks(body, 2):
+        assert re.search(r"its main thread is at \S+:\d+ in inner, called at \S+:\d+ in body, called at ", text)
+
+
+def test_a_wait_of_a_call_among_several_ranks_names_the_call(capfd: pytest.CaptureFixture[str]) -> None:
+    def body(rank: int) -> str:
+        if rank == 1:
+            return ""
+        with pytest.raises(objcomm.TransferTimeout) as caught:
+            objcomm.gather_objects(rank, dst=0, channel="losses", timeout=1.0)
+        return str(caught.value)
+
+    text = run_ranks(body, 2)[0]
+    assert "; every rank of the call must make it, with the same arguments: objcomm.debug() compares them first" in text
+    out = capfd.readouterr().out
+    assert "gather_objects waits for message 0 from rank 1 of gather to 0 on channel 'losses', since" in out
+    assert "1 receive posted of gather to 0 on channel 'losses'" in out
+
+
+def test_a_wait_for_gradients_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    def body(rank: int) -> str:
+        from objcomm import autograd
+
+        if rank == 1:
+            autograd.recv_object(0, channel="stage")
+            return ""
+        sent = autograd.send_object(torch.ones(2, requires_grad=True) * 2, 1, channel="stage")
+        with pytest.raises(objcomm.TransferTimeout) as caught:
+            sent.backward(timeout=1.0)
+        return str(caught.value)
+
+    text = run_ranks(body, 2)[0]
+    assert "channel 'stage'" in text
+    assert text.endswith("run its backward pass and call send_grads()")
+    out = capfd.readouterr().out
+    assert "backward waits for gradients from rank 1 of the object that was sent on channel 'stage', since" in out
+    assert "does not wait in objcomm" not in out
 
 
 @BACKENDS
@@ -144,6 +244,16 @@ def test_it_can_be_switched_off() -> None:
         return [thread.name for thread in threading.enumerate() if thread.name == "objcomm-diagnosis"]
 
     assert run_ranks(body, 2, env={"OBJCOMM_DIAGNOSIS": "0"}) == [[], []]
+
+
+def test_switched_off_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    def body(rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(objcomm.TransferTimeout):
+                objcomm.recv_object(1, timeout=0.3)
+
+    run_ranks(body, 2, env={"OBJCOMM_DIAGNOSIS": "0"})
+    assert "objcomm" not in capfd.readouterr().out
 
 
 def test_a_forked_child_has_the_signals_default_back() -> None:

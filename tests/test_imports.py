@@ -19,13 +19,13 @@ LAYERS = [
     {"direct", "sweep", "star"},
     {"failures"},
     {"rollcall"},
-    {"team"},
     {"debugging"},
+    {"team"},
     {"work"},
     {"diagnosis", "watcher"},
     {"arrival", "relay", "outgoing", "incoming", "segments", "pair", "pairs"},
     {"wire", "codec", "transport"},
-    {"errors", "config", "deadline", "counters", "timeline", "hostmemory", "scope", "turn"},
+    {"errors", "config", "deadline", "counters", "timeline", "hostmemory", "labels", "scope", "turn"},
 ]
 # Parts of one layer that may know each other. codec, wire and transport never do.
 COMPANIONS = [

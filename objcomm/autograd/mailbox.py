@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -18,8 +18,10 @@ from weakref import WeakValueDictionary
 import torch
 
 from ..deadline import Deadline
-from ..errors import ObjcommError, ProtocolError
+from ..diagnosis import Awaited, tell_of
+from ..errors import ObjcommError, ProtocolError, TransferTimeout
 from ..incoming import Incoming, take_one
+from ..labels import where
 from ..pair import Pair
 
 CHANNEL = "objcomm.gradients"
@@ -33,12 +35,13 @@ class Gradients(NamedTuple):
 
 
 class Addressee:
-    """Somebody who waits for the gradients of one object."""
+    """Somebody who waits for the gradients of one object; ``channel`` is that object's."""
 
-    __slots__ = ("__weakref__", "arrived")
+    __slots__ = ("__weakref__", "arrived", "channel")
 
-    def __init__(self) -> None:
+    def __init__(self, channel: str) -> None:
         self.arrived: deque[Gradients] = deque()
+        self.channel = channel
 
 
 class Mailbox:
@@ -140,9 +143,22 @@ def _read(obj: Any, pair: Pair) -> tuple[int, Gradients]:
     raise ProtocolError("what came back is no message of gradients", rank=pair.rank, peer=pair.peer, phase="decode")
 
 
+def _awaited(there: Mapping[str, Any]) -> Awaited:
+    pair: Pair = there["pair"]
+    addressee: Addressee = there["addressee"]
+    what = f"for gradients from rank {pair.peer} of the object that was sent{where(addressee.channel)}"
+    return Awaited(pair, what, id(addressee))
+
+
+tell_of(Mailbox.take, _awaited)
+
+
 @contextmanager
-def about(channel: str, what: str) -> Iterator[None]:
-    """Errors of a transfer of gradients name the channel of the object, and say what is about it."""
+def about(channel: str, what: str, when_late: str) -> Iterator[None]:
+    """Errors of a transfer of gradients name the channel of the object, and say what is about it.
+
+    ``when_late`` is what the other rank has to do, for when it did not in time.
+    """
     try:
         yield
     except ObjcommError as error:
@@ -153,5 +169,5 @@ def about(channel: str, what: str) -> Iterator[None]:
             channel=channel,
             phase=error.phase,
             path=error.path,
-            hint=error.hint,
+            hint=error.hint or (when_late if isinstance(error, TransferTimeout) else None),
         ) from error

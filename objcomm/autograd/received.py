@@ -14,6 +14,7 @@ from ..work import ObjectWork, advance, deadline_for, watch
 from .mailbox import CHANNEL, about, message
 
 _WHAT = "the gradients of an object that was received could not be sent back"
+_WHEN_LATE = "the rank that sent the object has to call backward() on its handle"
 
 
 class ReceivedObject:
@@ -59,7 +60,7 @@ class ReceivedObject:
         incoming = self._incoming
         deadline = deadline_for(incoming.pair, self._timeout if timeout is None else timeout)
         outgoing = self._post(timeout)
-        with about(incoming.channel, _WHAT):
+        with about(incoming.channel, _WHAT, _WHEN_LATE):
             outgoing.wait(deadline)
 
     def isend_grads(self) -> ObjectWork[None]:
@@ -73,7 +74,7 @@ class ReceivedObject:
         found = {number: leaf.grad for number, leaf in leaves.items() if leaf.grad is not None}
         by_number = {number: grad.detach() if grad.requires_grad else grad for number, grad in found.items()}
         deadline = deadline_for(incoming.pair, self._timeout if timeout is None else timeout)
-        with about(incoming.channel, _WHAT):
+        with about(incoming.channel, _WHAT, _WHEN_LATE):
             outgoing = send([incoming.pair], message(incoming.sequence, len(leaves), by_number), CHANNEL, deadline)[0]
         for number in found:
             leaves[number].grad = None
@@ -96,7 +97,7 @@ class _Returning(ObjectWork[None]):
         self._channel = channel
 
     def wait(self, timeout: float | None = None) -> None:
-        with about(self._channel, _WHAT):
+        with about(self._channel, _WHAT, _WHEN_LATE):
             super().wait(timeout)
 
 

@@ -25,12 +25,11 @@ class SentObject(Addressee):
     A handle that is dropped loses nothing of the transfer; gradients that come back for it are dropped as well.
     """
 
-    __slots__ = ("_channel", "_count", "_edges", "_over", "_pair", "_timeout", "_work")
+    __slots__ = ("_count", "_edges", "_over", "_pair", "_timeout", "_work")
 
     def __init__(self, pair: Pair, obj: object, channel: str, timeout: float | None) -> None:
-        super().__init__()
+        super().__init__(channel)
         self._pair = pair
-        self._channel = channel
         self._timeout = timeout
         self._edges: dict[int, Edge] = {}
         self._count = 0
@@ -60,11 +59,11 @@ class SentObject(Addressee):
                 "the backward pass of this object was run already, and its graph was freed",
                 rank=self._pair.rank,
                 peer=self._pair.peer,
-                channel=self._channel,
+                channel=self.channel,
                 hint="pass retain_graph=True to all but the last",
             )
         deadline = deadline_for(self._pair, self._timeout if timeout is None else timeout)
-        with about(self._channel, self._what()):
+        with about(self.channel, self._what(), self._when_late()):
             gradients = mailbox_of(self._pair).take(self._pair, self, deadline)
             self._finish_sending(deadline)
             return self._roots(gradients)
@@ -97,8 +96,14 @@ class SentObject(Addressee):
     def _what(self) -> str:
         return "the gradients of an object that was sent did not come back"
 
+    def _when_late(self) -> str:
+        return (
+            f"rank {self._pair.peer} has to take it with objcomm.autograd.recv_object(), run its backward pass and "
+            "call send_grads()"
+        )
+
     def __repr__(self) -> str:
-        return f"<SentObject: to rank {self._pair.peer}, channel {self._channel!r}, {self._count} tensors with history>"
+        return f"<SentObject: to rank {self._pair.peer}, channel {self.channel!r}, {self._count} tensors with history>"
 
 
 def backward(

@@ -1,4 +1,4 @@
-"""The command line: ``python -m objcomm demo``."""
+"""The command line: ``python -m objcomm demo`` and its siblings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import cast
 
-from . import demo, doctor, tracing
+from . import bench, demo, doctor, tracing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m objcomm", description="Objects of unknown size between the ranks of a PyTorch job."
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (demo, doctor, tracing):
+    for command in (demo, bench, doctor, tracing):
         command.add_to(commands)
     options = parser.parse_args(argv)
     return cast(int, options.run(options))

@@ -10,10 +10,11 @@ from typing import TextIO
 class Progress:
     """``total`` steps on one line of a terminal; elsewhere the bar is left out and only the lines appear."""
 
-    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+    def __init__(self, total: int, stream: TextIO | None = None, *, live: bool | None = None) -> None:
+        """``live`` says whether what is written comes to a terminal in the end, where the stream cannot tell."""
         self._total = total
         self._stream = stream or sys.stdout
-        self._live = self._stream.isatty()
+        self._live = self._stream.isatty() if live is None else live
         self._bar = ""
 
     def show(self, done: int, text: str) -> None:

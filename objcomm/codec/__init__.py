@@ -89,7 +89,8 @@ def _located(root: object, trouble: Trouble, forbid_grad: bool) -> ObjcommError:
     if isinstance(error, ObjcommError):
         error.path = where
         return error
-    return EncodeError(f"{path.describe(culprit)} cannot be pickled: {path.reason(error or cause)}", path=where)
+    text = f"{path.describe(culprit)} cannot be pickled: {path.reason(error or cause)}"
+    return EncodeError(text, path=where, hint=opaque.instead_of(culprit))
 
 
 class Plan:

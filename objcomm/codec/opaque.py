@@ -11,7 +11,7 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,13 @@ _CHANGED: dict[type, str] = {
     memoryview: MEMORYVIEW_HINT,
     io.TextIOWrapper: "send its name or its content",
 }
+
+
+def instead_of(obj: object) -> str:
+    """What to send in the place of something that cannot be pickled."""
+    if isinstance(obj, Iterator):
+        return "send a list of what it gives"
+    return "leave it out, or let __getstate__ of the class around it leave it out; each rank makes its own"
 
 
 class _OutOfBand(pickle.Pickler):

@@ -24,7 +24,7 @@ Handler = Callable[[Any], "Part | None"]
 _MISTAKEN = frozenset((bytearray, memoryview, ExtType, Timestamp))
 
 CLUSTER_HINT = "use cluster trust on both ranks"
-GRAD_HINT = "detach it if no gradient is needed, or send it as a tensor of its own"
+GRAD_HINT = "detach it if no gradient is needed; objcomm.autograd sends objects whose gradients come back"
 MEMORYVIEW_HINT = "send bytes(view), or an array or tensor over its memory"
 
 

@@ -1,0 +1,161 @@
+"""One run of the benchmark on one of its ranks: rank 0 tells the user and writes what is to be written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import bench_aims, bench_plot, bench_start, bench_sweep, bench_table, examine
+from .bench_machine import in_a_line, machine
+from .bench_methods import METHODS, Bench
+from .bench_rounds import Row
+from .bench_rounds import measure as measure_payload
+from .bench_start import Ranks
+from .bench_sweep import Growth
+from .payloads import Payload
+from .progress import Progress
+
+FORMAT = 1
+
+
+def facts(options: argparse.Namespace) -> dict[str, Any]:
+    """What the figures belong to; to be asked for before the ranks are given cores of their own."""
+    return {
+        "format": FORMAT,
+        "unit": "seconds",
+        "machine": machine(),
+        "options": {name: getattr(options, name) for name in ("rounds", "seconds", "pinned", "timeout")},
+    }
+
+
+class Screen:
+    """What the user sees of rank 0: a bar on a terminal, and lines, unless the figures are printed in their place."""
+
+    def __init__(self, rank: int, options: argparse.Namespace, steps: int) -> None:
+        self._rounds: int = options.rounds
+        self._silent = rank != 0
+        self._lines = rank == 0 and options.json != "-"
+        stream = sys.stdout if options.json != "-" else sys.stderr
+        self._bar = Progress(steps * self._rounds, stream, live=rank == 0 and (stream.isatty() or bench_start.live()))
+        self._step = 0
+        self._name = ""
+
+    def begin(self, step: int, name: str) -> None:
+        self._step, self._name = step, name
+
+    def report(self, done: int, what: str) -> None:
+        if not self._silent:
+            word = METHODS[what][0] if what in METHODS else what
+            self._bar.show(self._step * self._rounds + done, f"{self._name}: {word}")
+
+    def line(self, text: str = "") -> None:
+        if self._lines and text:
+            self._bar.line(text)
+
+    def close(self) -> None:
+        if not self._silent:
+            self._bar.close()
+
+
+def measure(ranks: Ranks, payloads: Sequence[Payload], options: argparse.Namespace, found: dict[str, Any]) -> int:
+    """Measure ``payloads``, and the sweeps if they are wanted. Returns the status, on both ranks the same.
+
+    Raises:
+        objcomm.ObjcommError, RuntimeError: the other rank is gone, or does not answer.
+        OSError: something cannot be written.
+    """
+    bench = Bench(ranks, options.methods, options.timeout)
+    wanted = bench_sweep.sweeps(options.largest) if options.sweep or options.plot else []
+    steps = len(payloads) + sum(len(sweep.sizes) for sweep in wanted)
+    screen = Screen(bench.rank, options, steps)
+    found["machine"]["way"] = examine.way(bench.peer)
+    found["started_by"] = ranks.started_by
+    found["one_host"] = bench.one_host
+    found["methods"] = {name: METHODS[name][1] for name in bench.names}
+    found["left_out"] = bench.left_out
+    where = "one host" if bench.one_host else "two hosts"
+    screen.line(f"objcomm bench: two ranks of {where}, started by {ranks.started_by}; {in_a_line(found['machine'])}")
+    screen.line(f"objcomm's way: {found['machine']['way']}")
+    screen.line(f"One way, medians of up to {options.rounds} rounds in which the methods take turns.\n")
+    try:
+        found["payloads"] = _payloads(bench, payloads, options, screen)
+        found["sweeps"] = {
+            sweep.name: _sweep(
+                bench, sweep, options, screen, len(payloads) + sum(len(one.sizes) for one in wanted[:place])
+            )
+            for place, sweep in enumerate(wanted)
+        }
+        growths = _growths(found["sweeps"], wanted, bench.names)
+        found["growth"] = [one._asdict() for one in growths]
+    finally:
+        screen.close()
+    if growths:
+        screen.line("\n".join([bench_table.GROWTH, *map(bench_table.growth, growths)]))
+    rows = found["payloads"] + [row for sweep in found["sweeps"].values() for row in sweep]
+    screen.line(bench_table.notes(found["payloads"], bench.left_out))
+    failed = any(row["error"] is not None for row in rows)
+    if options.check:
+        verdicts = bench_aims.judge(found["payloads"])
+        found["aims"] = [one._asdict() for one in verdicts]
+        screen.line("\n" + bench_table.aims(verdicts))
+        failed = failed or any(one.reached is False for one in verdicts) or not all(one.fine for one in growths)
+    if bench.rank == 0:
+        _write(found, options)
+    return bench.tell(int(failed))
+
+
+def _payloads(bench: Bench, payloads: Sequence[Payload], options: argparse.Namespace, screen: Screen) -> list[Row]:
+    rows: list[Row] = []
+    if not payloads:
+        return rows
+    screen.line(bench_table.heading("payload", bench.names))
+    for step, payload in enumerate(payloads):
+        screen.begin(step, payload.name)
+        row = measure_payload(bench, payload, bench.names, options.rounds, options.seconds, screen.report, extras=True)
+        rows.append(row)
+        screen.line(bench_table.line(row, bench.names))
+    screen.line("\n" + bench_table.ratios([row for row in rows if row["error"] is None], bench.names) + "\n")
+    return rows
+
+
+def _sweep(bench: Bench, sweep: bench_sweep.Sweep, options: argparse.Namespace, screen: Screen, step: int) -> list[Row]:
+    names = [name for name in bench.names if name in sweep.methods]
+    screen.line(bench_table.heading(sweep.title, names))
+    rows: list[Row] = []
+    for place, size in enumerate(sweep.sizes):
+        payload = sweep.payload(size)
+        screen.begin(step + place, f"{sweep.title}, {payload.name}")
+        before = rows[-1] if rows else None
+        factor = size / sweep.sizes[place - 1]
+        going = bench.agree(bench_sweep.patient(names, before, factor, options.seconds))
+        row = measure_payload(bench, payload, going, options.rounds, options.seconds, screen.report, extras=False)
+        row["size"] = size
+        earlier = before["left_out"] if before is not None else {}
+        late = {name: earlier.get(name, "it would take too long") for name in names if name not in going}
+        row["left_out"].update(late)
+        rows.append(row)
+        screen.line(bench_table.line(row, names))
+        if row["error"] is not None:
+            break
+    screen.line(" ")
+    return rows
+
+
+def _growths(found: dict[str, list[Row]], wanted: Sequence[bench_sweep.Sweep], names: Sequence[str]) -> list[Growth]:
+    judged = [name for name in ("objcomm", "gloo") if name in names]
+    return [one for sweep in wanted for one in bench_sweep.growths(sweep, found[sweep.name], judged)]
+
+
+def _write(found: dict[str, Any], options: argparse.Namespace) -> None:
+    if options.plot is not None:
+        bench_plot.draw(found, options.plot)
+    if options.json is not None:
+        text = json.dumps(found, indent=1)
+        if options.json == "-":
+            print(text, flush=True)
+        else:
+            Path(options.json).write_text(text + "\n")
