@@ -8,11 +8,12 @@ group's store, so that a peer that runs out of time can tell what this rank was 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -200,10 +201,11 @@ def waits() -> list[Wait]:
     """What the threads of this process wait for in objcomm, those of the program first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
-    for ident, frame in sys._current_frames().items():
-        wait = _wait_in(frame, names.get(ident, str(ident)))
-        if wait is not None:
-            found.append(wait)
+    with _no_collection():
+        for ident, frame in sys._current_frames().items():
+            wait = _wait_in(frame, names.get(ident, str(ident)))
+            if wait is not None:
+                found.append(wait)
     # One that waits on behalf of a handle says nothing that the thread which waits for the handle does not.
     own = [wait for wait in found if not wait.thread.startswith("objcomm-")]
     return own or found
@@ -234,13 +236,30 @@ def _wait_in(frame: FrameType | None, thread: str) -> Wait | None:
 
 def main_line() -> str:
     """Where the program's main thread is, outside of libraries, and who called that."""
-    innermost = frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    lines: list[str] = []
-    while frame is not None and len(lines) < _MOST_CALLERS:
-        if not is_library(frame.f_code.co_filename):
-            lines.append(frame_line(frame))
-        frame = frame.f_back
-    return ", called at ".join(lines) or frame_line(innermost)
+    with _no_collection():
+        innermost = frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        lines: list[str] = []
+        while frame is not None and len(lines) < _MOST_CALLERS:
+            if not is_library(frame.f_code.co_filename):
+                lines.append(frame_line(frame))
+            frame = frame.f_back
+        return ", called at ".join(lines) or frame_line(innermost)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """While stacks of other threads are read.
+
+    Before Python 3.12 making a frame object may collect garbage, what is collected may let other threads run, and the
+    frame is then made of one that they have left: the process dies.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def is_library(path: str) -> bool:

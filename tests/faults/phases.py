@@ -107,7 +107,7 @@ def halfway(name: str, number: int = 1) -> Callable[[Patches, Strike], None]:
                     target = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
                     place = target[target.numel() // 8 :][:1]
                     place.zero_()
-                    threading.Thread(target=_await, args=(view_of(place), strike), daemon=True).start()
+                    threading.Thread(target=_await, args=(place, view_of(place), strike), daemon=True).start()
                 return original(link, tensors, *args)
 
             return struck
@@ -117,7 +117,8 @@ def halfway(name: str, number: int = 1) -> Callable[[Patches, Strike], None]:
     return arm
 
 
-def _await(place: memoryview, strike: Strike) -> None:
+def _await(owner: torch.Tensor, place: memoryview, strike: Strike) -> None:
+    assert owner.numel()
     end = time.monotonic() + 20
     while not place[0]:
         if time.monotonic() > end:

@@ -11,7 +11,7 @@ import objcomm
 from tests.faults.jobs import CALL_SECONDS, TRANSPORTS, Fault, Team, cases, check_held, report_of
 from tests.faults.phases import MEMBER, is_payload, payload
 
-_MIB = 16
+_MIB = 12
 _RANKS = 3
 _ROOT = 0
 
@@ -92,4 +92,4 @@ def test_a_rank_that_is_killed(transport: str, team: str, fault: str) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_is_left_of_it(transport: str) -> None:
-    check_held(report_of(transport, teams), 4 * _MIB << 20)
+    check_held(report_of(transport, teams), 96 << 20)

@@ -47,4 +47,4 @@ def test_a_peer_that_is_killed(transport: str, team: str, fault: str) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_is_left_of_it(transport: str) -> None:
-    check_held(report_of(transport, teams), 2 * _MIB << 20)
+    check_held(report_of(transport, teams), 96 << 20)
