@@ -211,7 +211,9 @@ class Member:
         objcomm.all_to_all_objects([None] * self._team.size)
 
     def _struck_at(self, at: int) -> float:
-        return float(_TIME.unpack(os.pread(self._blows, _TIME.size, _TIME.size * (_MOST_FAULTS * self._number + at)))[0])
+        return float(
+            _TIME.unpack(os.pread(self._blows, _TIME.size, _TIME.size * (_MOST_FAULTS * self._number + at)))[0]
+        )
 
     def _strike(self, at: int, pid: int) -> None:
         if not self._struck_at(at):
