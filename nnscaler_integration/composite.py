@@ -155,7 +155,8 @@ class _Task:
             with _same_random_numbers():
                 return self._run()
         except Exception as error:
-            reason = f"{error} ({error.__cause__})" if error.__cause__ else f"{error}"  # rank 0 knows it alone
+            known = error.__cause__ or ("rank 0 raises the reason" if dist.get_rank() else None)
+            reason = f"{error} ({known})" if known else f"{error}"
             raise RuntimeError(f"parallelizing {self.selected.place} failed: {reason}") from error
 
     def _run(self) -> Any:

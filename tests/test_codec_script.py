@@ -210,21 +210,84 @@ def test_the_filters_of_the_program_stay() -> None:
     assert list(warnings.filters) == before
 
 
+class Named(torch.nn.Module):
+    """Has a submodule, or a parameter that its code uses, of any name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.named = torch.nn.ModuleDict({name: AddOne()})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.named.values():
+            x = layer(x)
+        return x
+
+
+class Letters(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.größe = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.größe
+
+
+@pytest.mark.parametrize("name", ["class", "None", "with", 'a"b', "a\\b", "a\nb", "__parameters__"])
+def test_names_that_torch_cannot_load_are_refused_on_send(name: str) -> None:
+    with pytest.raises(EncodeError, match="which torch cannot load") as caught:
+        encode({"good": script(AddOne()), "m": script(Named(name))})
+    assert caught.value.path == "obj['m']"
+    assert caught.value.hint is not None
+    assert "rename it" in caught.value.hint
+
+
+def test_letters_that_torch_cannot_load_are_refused_on_send() -> None:
+    with pytest.raises(EncodeError, match="which torch cannot load"):
+        encode(script(Letters()))
+
+
+@pytest.mark.parametrize("name", ["lambda", "async", "a b-c", "a'b", "1", "self", "Tensor", "yield"])
+def test_names_that_are_none_of_pythons_arrive(name: str) -> None:
+    received = loopback(script(Named(name)))
+    assert [path for path, _ in received.named.named_children()] == [name]
+    assert received(torch.zeros(1)).item() == 1
+
+
+class Choosy(torch.nn.Module):
+    """Its state cannot be loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[int, bool]:
+        return self.size, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[int, bool]) -> None:
+        self.size = state[0]
+        self.training = state[1]
+        assert self.size > 5, "it is too small"
+
+
 def test_what_torch_cannot_load_is_an_error() -> None:
-    class Keyword(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.named = torch.nn.ModuleDict({"class": AddOne()})
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.named.values():
-                x = layer(x)
-            return x
-
-    encoded = encode({"m": script(Keyword())})
-    with pytest.raises(DecodeError, match="cannot be loaded here") as caught:
+    encoded = encode({"m": script(Choosy())})
+    with pytest.raises(DecodeError, match=r"cannot be loaded here.*it is too small") as caught:
         arrive(encoded)
     assert caught.value.path == "obj['m']"
+
+
+def test_modules_without_data() -> None:
+    with torch.device("meta"):
+        module = torch.nn.Linear(2, 3)
+    received = loopback([script(module), module])
+    for linear in received:
+        assert linear.weight.is_meta
+        assert linear.weight.shape == (3, 2)
 
 
 def test_the_module_that_cannot_be_saved_is_named() -> None:

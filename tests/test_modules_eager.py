@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 from collections.abc import Callable
 from typing import Any
@@ -430,3 +431,64 @@ def test_compiled_modules_arrive_as_their_originals() -> None:
     in_place = torch.nn.Linear(2, 2)
     in_place.compile()
     assert_same(loopback(in_place)(X).detach(), torch.nn.functional.linear(X, in_place.weight, in_place.bias).detach())
+
+
+def _quantized() -> Any:
+    from torch.ao import quantization
+
+    torch.manual_seed(0)
+    module: Any = torch.nn.Sequential(quantization.QuantStub(), torch.nn.Conv2d(1, 2, 1), quantization.DeQuantStub())
+    module.eval().qconfig = quantization.get_default_qconfig("fbgemm")
+    quantization.prepare(module, inplace=True)
+    module(torch.ones(1, 1, 2, 2))
+    return quantization.convert(module)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_modules_whose_state_is_their_own_idea_work() -> None:
+    """``__setstate__`` of torch's quantized convolutions leaves out what every module has."""
+    module = _quantized()
+    received = loopback({"m": module, "same": module})
+    assert received["m"] is received["same"]
+    x = torch.full((1, 1, 2, 2), 0.5)
+    assert_arrived(received["m"](x), module(x))
+    assert_arrived(loopback(received["m"])(x), module(x))
+
+
+class _Holder:
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.calls = 0
+
+    def count(self, module: Any, inputs: Any, output: Any) -> None:
+        self.calls += 1
+
+
+class _OwnState(torch.nn.Linear):
+    """Takes part in a cycle, with an own ``__setstate__``."""
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self.restored = True
+
+
+def test_a_module_with_its_own_state_may_contain_itself() -> None:
+    module: Any = _OwnState(1, 1)
+    module.holder = _Holder(module)
+    module.register_forward_hook(module.holder.count)
+    received = loopback(module)
+    assert received.restored
+    assert received.holder.module is received
+    received(torch.ones(1))
+    assert received.holder.calls == 1
+
+
+def test_classes_by_value_may_keep_what_they_computed() -> None:
+    class Local:
+        @functools.cached_property
+        def value(self) -> int:
+            return 5
+
+    received = loopback(Local())
+    assert received.value == 5
+    assert vars(received) == {"value": 5}

@@ -200,6 +200,11 @@ def test_a_backend_that_the_receiver_does_not_have(backend: str) -> None:
 # -- refused on send ---------------------------------------------------------------------------------------------------
 
 
+def _unflattened() -> Any:
+    with lowering.quiet():
+        return torch.export.unflatten(torch.export.export(torch.nn.Linear(1, 1), (torch.ones(1),)))
+
+
 def _parametrized() -> Any:
     module = torch.nn.Linear(2, 2)
     parametrize.register_parametrization(module, "weight", torch.nn.Tanh())
@@ -254,6 +259,7 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
     ("method", lambda: lowering.script(Sum()).forward, "send the module"),
     ("exported module", _exported_module, "send the ExportedProgram"),
     ("compiled function", _compiled_function, "given to torch.compile"),
+    ("unflattened", _unflattened, "unflatten it on the receiver"),
     ("parametrized", _parametrized, "state_dict"),
     ("executorch", LoweredBackendModule, "buffer"),
     ("calls python", lambda: lowering.script(CallsPython()), "Python function call 'ignored'"),

@@ -23,8 +23,10 @@ _CLASS = re.compile(r"class (\w+)(?:\(.*\))?:")
 _FUNCTION = re.compile(r"def (\w+)\(")
 _METHOD = re.compile(r"  def (\w+)\(")
 _ATTRIBUTE = re.compile(r'  (?:(\w+)|__annotations__\["([^"]+)"\]) (?::|=) (.+)')
-# Names that are none of Python's are written as strings, without what some characters need in strings.
-_WRITTEN = re.compile(r'  __annotations__\["(.*)|.*\bgetattr\(\w+, "(.*)"\)')
+# Names that are none of Python's are declared as they are, and used as strings, not all of which torch can read.
+_DECLARED = re.compile(r'  __annotations__\["(.*)')
+_USED = re.compile(r'\bgetattr\(\w+, "((?:[^"\\]|\\.)*)"\)')
+_ESCAPES = re.compile(r"\\(?:[\\'\"abfnrtv]|[0-3][0-7]{2})")
 _CPP_CLASS = re.compile(r"__torch__\.torch\.classes\.(\w+)\.(\w+)")
 
 _SOURCE = re.compile(r"[^/]+/code/(.*)\.py")
@@ -128,12 +130,12 @@ def _read_source(namespace: str, text: str, contents: Contents) -> None:
 
 def _check_written(line: str) -> None:
     """Refuse a name that torch has written so that it cannot read it."""
-    written = _WRITTEN.match(line)
-    if written is None:
-        return
-    name = written[2] if written[1] is None else written[1].partition('"] = ')[0]
-    if not re.fullmatch(r'[^"\\]+', name) or (written[1] is not None and '"] = ' not in written[1]):
-        raise _unreadable(name)
+    declared = _DECLARED.match(line)
+    if declared is not None and not re.fullmatch(r'[^"\\]+"\] = .+', declared[1]):
+        raise _unreadable(declared[1].partition('"] = ')[0])
+    for name in _USED.findall(line) if "getattr(" in line else ():
+        if "\\" in _ESCAPES.sub("", name):
+            raise _unreadable(name)
 
 
 def _unreadable(name: str) -> DecodeError:
