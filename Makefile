@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 ARGS ?=
 
-.PHONY: help demo test lint types bench docs format venv clean
+.PHONY: help demo test lint types bench docs examples format venv clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make types   mypy --strict"
 	@echo "make bench   measure against torch and others (ARGS='--help' for how)"
 	@echo "make docs    the documents as a site, into build/site"
+	@echo "make examples the drop-in under Accelerate and Lightning"
 	@echo "make clean   remove the venv and whatever the tools cached"
 
 demo: venv
@@ -38,6 +39,10 @@ bench: $(VENV)/.bench
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 
+examples: $(VENV)/.frameworks
+	@$(PY) -m torch.distributed.run --standalone --nproc-per-node 2 examples/drop_in/with_accelerate.py
+	@$(PY) -m torch.distributed.run --standalone --nproc-per-node 2 examples/drop_in/with_lightning.py
+
 venv: $(VENV)/.dev
 
 $(VENV)/.python:
@@ -58,6 +63,10 @@ $(VENV)/.bench: $(VENV)/.dev requirements/bench.txt
 
 $(VENV)/.docs: $(VENV)/.dev requirements/docs.txt
 	$(PY) -m pip install --quiet --requirement requirements/docs.txt
+	@touch $@
+
+$(VENV)/.frameworks: $(VENV)/.dev requirements/frameworks.txt
+	$(PY) -m pip install --quiet --requirement requirements/frameworks.txt
 	@touch $@
 
 clean:

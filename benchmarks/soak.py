@@ -29,8 +29,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import objcomm
+from objcomm.cli.bench_machine import machine
 
-from .p2p import machine
 from .soak_calls import Caller
 
 _STEPS_PER_LOOK = 20
@@ -124,9 +124,7 @@ def _look(at: float) -> dict[str, float]:
 def _worker(rank: int, port: int, options: argparse.Namespace, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=120)
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=120))
     report = run(options.minutes * 60, options.seed)
     Path(folder, f"{rank}.json").write_text(json.dumps(report))
     if not report["errors"]:

@@ -153,7 +153,10 @@ class Caller:
     def into(self, rng: random.Random, group: Any) -> None:
         """Into memory that is there already."""
         src, dst = self._two(rng)
-        obj = {"a": [random_tensor(rng).detach().contiguous() for _ in range(3)], "b": torch.ones(300_000)}
+        obj: dict[str, Any] = {
+            "a": [random_tensor(rng).detach().contiguous() for _ in range(3)],
+            "b": torch.ones(300_000),
+        }
         if self._rank == src:
             objcomm.send_object(self._made(dst, obj=obj), dst, group=group)
         elif self._rank == dst:

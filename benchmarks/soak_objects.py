@@ -14,7 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+_DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 _ARRAY_DTYPES = ["<f4", "<f8", "<i8", ">i2", "|u1"]
 # Bytes of a tensor, and how often: in the head, in a remainder of it, in a segment of its own.
 _SIZES = [(64, 60), (4 << 10, 20), (100 << 10, 12), (700 << 10, 6), (5 << 20, 2)]
@@ -164,7 +173,7 @@ def _mix(kind: bytes, *parts: int) -> int:
 def _tensor(tensor: torch.Tensor) -> int:
     about = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode()
     memory = tensor.detach().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0)
-    return zlib.crc32(memory.numpy(), zlib.crc32(about))
+    return zlib.crc32(memory.numpy().data, zlib.crc32(about))
 
 
 def _array(array: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch.distributed import ProcessGroup
@@ -20,11 +20,9 @@ from .team import Team
 from .wire.frame import channel_name
 from .work import ObjectWork
 
-T = TypeVar("T")
-
 
 def broadcast_object(
-    obj: T,
+    obj: object,
     src: int | None = None,
     *,
     group: ProcessGroup | None = None,
@@ -35,7 +33,7 @@ def broadcast_object(
     device: Device = None,
     timeout: float | None = None,
     forbid_grad: bool = False,
-) -> T | ObjectWork[T]:
+) -> Any:
     """Give one rank's object to several: every one of them makes the same call.
 
     Args:
@@ -72,14 +70,14 @@ def broadcast_object(
     if not async_op:
         with Call(team) as call:
             sweep = Sweep(call, source, _label(f"broadcast from {source}", channel), team.deadline(timeout), target)
-            return cast(T, broadcast(sweep, obj, forbid_grad))
+            return broadcast(sweep, obj, forbid_grad)
     is_source = team.rank == source
     return in_background(
         start(
             team,
             dict.fromkeys(team.pairs, obj) if is_source else {},
             [] if is_source else [source],
-            lambda objects: obj if is_source else cast(T, objects[source]),
+            lambda objects: obj if is_source else objects[source],
             channel=_label(f"broadcast from {source}, async", channel),
             device=target,
             timeout=timeout,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import ProcessGroup
@@ -180,7 +180,7 @@ def exchange_objects(
 
 
 def move_object(
-    obj: T,
+    obj: object,
     src: int,
     dst: int,
     *,
@@ -190,7 +190,7 @@ def move_object(
     device: Device = None,
     timeout: float | None = None,
     forbid_grad: bool = False,
-) -> T | ObjectWork[T]:
+) -> Any:
     """Move an object from one rank to another: the same line on both.
 
     Args:
@@ -229,10 +229,8 @@ def move_object(
         outgoing[0].wait(deadline)
         return obj
     if async_op:
-        arriving = irecv_object(src, group=group, channel=channel, device=device, timeout=timeout)
-        return cast("ObjectWork[T]", arriving)
-    received: T = recv_object(src, group=group, channel=channel, device=device, timeout=timeout)
-    return received
+        return irecv_object(src, group=group, channel=channel, device=device, timeout=timeout)
+    return recv_object(src, group=group, channel=channel, device=device, timeout=timeout)
 
 
 def pair_of(rank: int | None, group: ProcessGroup | None, group_rank: int | None, name: str) -> Pair:

@@ -203,9 +203,9 @@ def test_wrong_arguments() -> None:
             (lambda: objcomm.all_gather_objects(1, ranks=[0, 1, 1]), "more than once"),
             (lambda: objcomm.all_gather_objects(1, ranks=[0, 1.0]), "ranks must be ints"),  # type: ignore[list-item]
             (lambda: objcomm.all_gather_objects(1, ranks=[0, 1, 9]), "9"),
-            (lambda: objcomm.all_gather_objects(1, timeout="soon"), "timeout"),  # type: ignore[arg-type]
+            (lambda: objcomm.all_gather_objects(1, timeout="soon"), "timeout"),  # type: ignore[call-overload]
             (lambda: objcomm.all_gather_objects(1, device="nowhere"), "device"),
-            (lambda: objcomm.all_gather_objects(1, channel=3), "channel"),  # type: ignore[arg-type]
+            (lambda: objcomm.all_gather_objects(1, channel=3), "channel"),  # type: ignore[call-overload]
         ]:
             if rank == 0 and "src, 0, is not" in words:
                 continue

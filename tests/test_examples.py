@@ -33,3 +33,13 @@ def test_example(name: str, capfd: pytest.CaptureFixture[str]) -> None:
 def test_every_example_says_how_to_run_it() -> None:
     for path in FOLDER.glob("*.py"):
         assert f"examples/{path.name}" in (path.read_text().split('"""')[1]), path.name
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    """Or by ``make examples``, which continuous integration runs."""
+    run = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
+    run += (FOLDER.parent / "Makefile").read_text()
+    run += "".join(path.read_text() for path in FOLDER.rglob("*.py") if path.name in run)  # what these import
+    scripts = [path for path in FOLDER.rglob("*") if path.suffix == ".py"]
+    assert len(scripts) >= 10
+    assert [path.name for path in scripts if path.name not in run and f"from {path.stem} import" not in run] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,6 +107,17 @@ def _complaint(part: str, name: str, at_import: bool) -> str | None:
 
 def test_imports_point_downwards_and_files_are_short() -> None:
     assert violations(ROOT) == []
+
+
+def test_the_plan_of_the_house_is_the_table_of_layers() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", row)) for row in rows][:4] == [{"cli"}, *LAYERS[1:4]]
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(told) == sorted(set().union(*LAYERS) - {"__init__", "__main__"})
+    levels = [_level(name) for name in told]
+    assert all(isinstance(level, int) for level in levels)
+    assert levels == sorted(levels, key=lambda level: level or 0)
 
 
 @pytest.mark.parametrize(

@@ -60,3 +60,21 @@ def test_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#]+)", README)
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_what_continuous_integration_runs_is_said(document: str) -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    targets = {target for line in re.findall(r"^make (.*)$", script, re.MULTILINE) for target in line.split()}
+    assert targets == {"lint", "types", "docs", "examples"}
+    assert re.search(r"^\.ci/smoke$", script, re.MULTILINE)
+    assert script.splitlines()[-1] == "exec .venv/bin/python -m pytest"
+    text = (ROOT / document).read_text()
+    assert [
+        name for name in [*(f"make {target}" for target in targets), ".ci/smoke", "make test"] if name not in text
+    ] == []
+
+
+def test_versions_agree() -> None:
+    assert f'\nversion = "{objcomm.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f"\nversion: {objcomm.__version__}\n" in (ROOT / "CITATION.cff").read_text()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import re
 import signal
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import pytest
 import torch
 
 import objcomm
 from objcomm import timeline
-from objcomm.cli import main, tracing_merge
+from objcomm.cli import main, tracing_merge, tracing_plot
 from objcomm.cli.tracing_merge import Rank
 from tests.ranks import run_ranks
 
@@ -219,19 +222,76 @@ def test_what_is_no_trace_is_refused(
     assert not (tmp_path / "trace.json").exists()
 
 
-def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """A folder with the traces of two ranks."""
+    folder = tmp_path / "traces"
+
     def body(rank: int) -> None:
-        with objcomm.trace(tmp_path):
+        with objcomm.trace(folder):
             _talk(rank)
 
     run_ranks(body, 2)
-    picture = tmp_path / "out.png"
-    status = main(["trace", "plot", str(picture), str(tmp_path)])
-    if importlib.util.find_spec("matplotlib") is None:
-        assert status == 1
-        assert "pip install 'objcomm[plot]'" in capsys.readouterr().err
-    else:
-        assert status == 0
-        assert picture.read_bytes().startswith(b"\x89PNG")
-        assert main(["trace", "plot", str(picture), str(tmp_path), "--begin", "1e9"]) == 1
-        assert "nothing to draw" in capsys.readouterr().err
+    return folder
+
+
+@pytest.mark.parametrize(("name", "begins"), [("out.png", b"\x89PNG"), ("out.svg", b"<?xml"), ("out.pdf", b"%PDF")])
+def test_the_picture(traces: Path, name: str, begins: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = traces / name
+    assert main(["trace", "plot", str(picture), str(traces)]) == 0
+    assert capsys.readouterr().out == f"{picture}\n"
+    assert picture.read_bytes().startswith(begins)
+
+
+def test_what_is_in_the_picture(traces: Path) -> None:
+    merged = tracing_merge.merge(tracing_merge.load(traces))
+    picture = traces / "out.svg"
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        tracing_plot.draw(merged, picture)
+    text = picture.read_text()
+    for word in ("rank 0", "rank 1", *PHASES, "milliseconds"):
+        assert re.search(rf">{word}<", text), word
+    # A bar for every span, a line for every message.
+    colours = {name: text.lower().count(f"fill: {colour.lower()}") for name, colour in tracing_plot.COLOURS.items()}
+    spans = Counter(event["name"] for event in _spans(merged["traceEvents"]))
+    assert colours == {name: spans[name] + 1 for name in PHASES}  # and one in the legend
+    assert text.count("stroke: #333333") == 4
+
+
+def test_a_part_of_the_picture(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = traces / "out.png"
+    assert main(["trace", "plot", str(picture), str(traces), "--begin", "0", "--end", "1e9"]) == 0
+    assert main(["trace", "plot", str(picture), str(traces), "--begin", "1e9"]) == 1
+    assert "nothing to draw" in capsys.readouterr().err
+
+
+def test_a_merged_file_can_be_drawn(traces: Path) -> None:
+    assert main(["trace", "merge", str(traces)]) == 0
+    assert main(["trace", "plot", str(traces / "out.png"), str(traces / "trace.json")]) == 0
+
+
+def test_many_messages_are_no_black_wall(tmp_path: Path) -> None:
+    for count in (100, 500):
+        first = _rank(0, "a", 0, [("post", f"0>1/{n}", n, 0.5) for n in range(count)])
+        second = _rank(1, "a", 0, [("wait", f"0>1/{n}", n + 0.2, 0.5) for n in range(count)])
+        picture = tmp_path / "out.svg"
+        tracing_plot.draw(tracing_merge.merge([first, second]), picture)
+        assert picture.read_text().count("stroke: #333333; stroke-opacity: 0.35") == (100 if count == 100 else 0)
+
+
+def test_arguments_the_wrong_way_round_are_explained(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = traces / "out.png"
+    assert main(["trace", "plot", str(picture), str(traces)]) == 0
+    capsys.readouterr()
+    assert main(["trace", "plot", str(traces), str(picture)]) == 1
+    assert "takes the picture to write first" in capsys.readouterr().err
+    assert main(["trace", "plot", str(traces / "out.unknown"), str(traces)]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_without_matplotlib_it_says_what_to_install(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        assert main(["trace", "plot", str(traces / "out.png"), str(traces)]) == 1
+    assert "pip install 'objcomm[plot]'" in capsys.readouterr().err
+    assert not (traces / "out.png").exists()

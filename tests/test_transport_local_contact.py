@@ -71,10 +71,7 @@ def ways(prepare: Callable[[int], None], backend: str = "local", **kwargs: Any) 
 
 @pytest.mark.parametrize("backend", ["local", "local strict"])
 def test_two_ranks_of_one_host_go_around_the_network(backend: str) -> None:
-    for how, peer in zip(ways(lambda rank: None, backend), (1, 0), strict=True):
-        assert how.startswith("within the host")
-        assert how.count("read from the sender's memory") == 2
-        assert f"to rank {peer}" in how and f"from rank {peer}" in how
+    assert ways(lambda rank: None, backend) == ["within the host; large segments are read from the sender's memory"] * 2
 
 
 @pytest.mark.parametrize("off", [[0], [1], [0, 1]])

@@ -159,7 +159,7 @@ def _measure(payloads: list[Payload], options: argparse.Namespace) -> int:
         ranks.leave()
     except Exception as error:
         # Before the connections close: the other rank may then end, and whoever started both end this one.
-        if isinstance(error, (objcomm.ObjcommError, RuntimeError, OSError, bench_plot.PlotError)):
+        if isinstance(error, (objcomm.ObjcommError, RuntimeError, OSError)):
             print(f"rank {rank}: {told(error)}", file=sys.stderr, flush=True)
         else:
             traceback.print_exc()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,11 @@ import objcomm
 
 from .bench_methods import Bench
 from .payloads import Payload
+
+# Memory that the C library has kept would be used again, and its use would not count.
+_trim: Callable[[int], int] | None = (
+    getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+)
 
 
 def peaks(bench: Bench, payload: Payload, nbytes: int) -> dict[str, int] | None:
@@ -59,6 +66,8 @@ def peak_beyond(action: Callable[[], Any]) -> tuple[int, Any]:
         OSError: the kernel does not tell, as anywhere but on Linux.
     """
     gc.collect()
+    if _trim is not None:
+        _trim(0)
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")
     before = _status("VmRSS")

@@ -15,7 +15,6 @@ from .bench_methods import METHODS, Bench
 from .bench_rounds import Row
 from .bench_rounds import measure as measure_payload
 from .bench_start import Ranks
-from .bench_sweep import Growth
 from .payloads import Payload
 from .progress import Progress
 
@@ -41,20 +40,27 @@ class Screen:
         self._lines = rank == 0 and options.json != "-"
         stream = sys.stdout if options.json != "-" else sys.stderr
         self._bar = Progress(steps * self._rounds, stream, live=rank == 0 and (stream.isatty() or bench_start.live()))
-        self._step = 0
+        self._step = -1
         self._name = ""
 
-    def begin(self, step: int, name: str) -> None:
-        self._step, self._name = step, name
+    def next(self, name: str) -> None:
+        """The next payload or size begins."""
+        self._step += 1
+        self._name = name
 
     def report(self, done: int, what: str) -> None:
         if not self._silent:
             word = METHODS[what][0] if what in METHODS else what
             self._bar.show(self._step * self._rounds + done, f"{self._name}: {word}")
 
-    def line(self, text: str = "") -> None:
-        if self._lines and text:
+    def line(self, text: str) -> None:
+        if self._lines:
             self._bar.line(text)
+
+    def block(self, text: str) -> None:
+        """Lines that stand apart from those above; none is no block."""
+        if text:
+            self.line(f"\n{text}")
 
     def close(self) -> None:
         if not self._silent:
@@ -80,31 +86,27 @@ def measure(ranks: Ranks, payloads: Sequence[Payload], options: argparse.Namespa
     where = "one host" if bench.one_host else "two hosts"
     screen.line(f"objcomm bench: two ranks of {where}, started by {ranks.started_by}; {in_a_line(found['machine'])}")
     screen.line(f"objcomm's way: {found['machine']['way']}")
-    screen.line(f"One way, medians of up to {options.rounds} rounds in which the methods take turns.\n")
+    screen.line(f"One way, medians of up to {options.rounds} rounds in which the methods take turns.")
     try:
         found["payloads"] = _payloads(bench, payloads, options, screen)
-        found["sweeps"] = {
-            sweep.name: _sweep(
-                bench, sweep, options, screen, len(payloads) + sum(len(one.sizes) for one in wanted[:place])
-            )
-            for place, sweep in enumerate(wanted)
-        }
-        growths = _growths(found["sweeps"], wanted, bench.names)
+        found["sweeps"] = {sweep.name: _sweep(bench, sweep, options, screen) for sweep in wanted}
+        judged = [name for name in ("objcomm", "gloo") if name in bench.names]
+        growths = [one for sweep in wanted for one in bench_sweep.growths(sweep, found["sweeps"][sweep.name], judged)]
         found["growth"] = [one._asdict() for one in growths]
     finally:
         screen.close()
     if growths:
-        screen.line("\n".join([bench_table.GROWTH, *map(bench_table.growth, growths)]))
+        screen.block("\n".join([bench_table.GROWTH, *map(bench_table.growth, growths)]))
     rows = found["payloads"] + [row for sweep in found["sweeps"].values() for row in sweep]
-    screen.line(bench_table.notes(found["payloads"], bench.left_out))
+    screen.block(bench_table.notes(found["payloads"], bench.left_out))
     failed = any(row["error"] is not None for row in rows)
     if options.check:
         verdicts = bench_aims.judge(found["payloads"])
         found["aims"] = [one._asdict() for one in verdicts]
-        screen.line("\n" + bench_table.aims(verdicts))
+        screen.block(bench_table.aims(verdicts))
         failed = failed or any(one.reached is False for one in verdicts) or not all(one.fine for one in growths)
-    if bench.rank == 0:
-        _write(found, options)
+    if bench.rank == 0 and not _write(found, options):
+        failed = True
     return bench.tell(int(failed))
 
 
@@ -112,23 +114,23 @@ def _payloads(bench: Bench, payloads: Sequence[Payload], options: argparse.Names
     rows: list[Row] = []
     if not payloads:
         return rows
-    screen.line(bench_table.heading("payload", bench.names))
-    for step, payload in enumerate(payloads):
-        screen.begin(step, payload.name)
+    screen.block(bench_table.heading("payload", bench.names))
+    for payload in payloads:
+        screen.next(payload.name)
         row = measure_payload(bench, payload, bench.names, options.rounds, options.seconds, screen.report, extras=True)
         rows.append(row)
         screen.line(bench_table.line(row, bench.names))
-    screen.line("\n" + bench_table.ratios([row for row in rows if row["error"] is None], bench.names) + "\n")
+    screen.block(bench_table.ratios([row for row in rows if row["error"] is None], bench.names))
     return rows
 
 
-def _sweep(bench: Bench, sweep: bench_sweep.Sweep, options: argparse.Namespace, screen: Screen, step: int) -> list[Row]:
+def _sweep(bench: Bench, sweep: bench_sweep.Sweep, options: argparse.Namespace, screen: Screen) -> list[Row]:
     names = [name for name in bench.names if name in sweep.methods]
-    screen.line(bench_table.heading(sweep.title, names))
+    screen.block(bench_table.heading(sweep.title, names))
     rows: list[Row] = []
     for place, size in enumerate(sweep.sizes):
         payload = sweep.payload(size)
-        screen.begin(step + place, f"{sweep.title}, {payload.name}")
+        screen.next(f"{sweep.title}, {payload.name}")
         before = rows[-1] if rows else None
         factor = size / sweep.sizes[place - 1]
         going = bench.agree(bench_sweep.patient(names, before, factor, options.seconds))
@@ -141,21 +143,18 @@ def _sweep(bench: Bench, sweep: bench_sweep.Sweep, options: argparse.Namespace, 
         screen.line(bench_table.line(row, names))
         if row["error"] is not None:
             break
-    screen.line(" ")
     return rows
 
 
-def _growths(found: dict[str, list[Row]], wanted: Sequence[bench_sweep.Sweep], names: Sequence[str]) -> list[Growth]:
-    judged = [name for name in ("objcomm", "gloo") if name in names]
-    return [one for sweep in wanted for one in bench_sweep.growths(sweep, found[sweep.name], judged)]
-
-
-def _write(found: dict[str, Any], options: argparse.Namespace) -> None:
-    if options.plot is not None:
-        bench_plot.draw(found, options.plot)
-    if options.json is not None:
-        text = json.dumps(found, indent=1)
+def _write(found: dict[str, Any], options: argparse.Namespace) -> bool:
+    try:
         if options.json == "-":
-            print(text, flush=True)
-        else:
-            Path(options.json).write_text(text + "\n")
+            print(json.dumps(found, indent=1), flush=True)
+        elif options.json is not None:
+            Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        if options.plot is not None:
+            bench_plot.draw(found, options.plot)
+    except (OSError, bench_plot.PlotError) as error:
+        print(error, file=sys.stderr)
+        return False
+    return True

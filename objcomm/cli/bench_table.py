@@ -88,7 +88,7 @@ def ratios(rows: Sequence[Row], names: Sequence[str]) -> str:
     columns = [column for _, _, column in chosen]
     if "objcomm" in names:
         columns += [("", "messages"), ("memory beyond", "the object, MiB")]
-    lines = _heading("how many times as fast", columns)
+    lines = _heading("how many times as fast" if chosen else "", columns)
     for row in rows:
         found = [ratio(row, method, other) for method, other, _ in chosen]
         values = ["-" if value is None else digits(value) for value in found]

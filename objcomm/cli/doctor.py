@@ -118,7 +118,8 @@ def _examine(rank: int, size: int, device: str | None, options: argparse.Namespa
     pairs = _read(store, "pairs", size, 2 * options.timeout)
     missing = sorted(set(range(size)) - set(told) | set(range(size)) - set(pairs))
     checks = facts.judge([told[one] for one in sorted(told)], missing, facts.nnscaler())
-    rows = [row for one in sorted(pairs) for row in pairs[one]]
+    # A rank that could not even begin has one row, without a sender.
+    rows = sorted((row for each in pairs.values() for row in each), key=lambda row: (row["src"] or 0, row["dst"]))
     failed = any(check.verdict == "FAIL" for check in checks) or any(row["error"] for row in rows)
     if options.json:
         report = {

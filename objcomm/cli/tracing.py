@@ -56,17 +56,25 @@ def _merge(options: argparse.Namespace) -> int:
 def _plot(options: argparse.Namespace) -> int:
     source: Path = options.source
     try:
-        if source.is_dir():
-            merged = tracing_merge.merge(tracing_merge.load(source))
-        else:
-            merged = json.loads(source.read_text())
-            if not isinstance(merged, dict) or "traceEvents" not in merged:
-                raise tracing_merge.TraceError(f"{source} is no merged trace: see 'trace merge'")
+        merged = tracing_merge.merge(tracing_merge.load(source)) if source.is_dir() else _merged(source)
         tracing_plot.draw(merged, options.picture, options.begin, options.end)
     except (OSError, ValueError, tracing_merge.TraceError) as error:
         return _refuse(error)
     print(options.picture)
     return 0
+
+
+def _merged(path: Path) -> Any:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "traceEvents" not in found:
+        raise tracing_merge.TraceError(
+            f"{path} is no merged trace: 'trace plot' takes the picture to write first, then a folder with the ranks' "
+            "files, or what 'trace merge' wrote"
+        )
+    return found
 
 
 def _refuse(error: Exception) -> int:

@@ -20,6 +20,8 @@ _OTHER = "#CC79A7"
 _ROW_INCHES = 0.55
 # More arrows than this are a grey cloud.
 _MOST_ARROWS = 400
+_FEW_ARROWS = 60
+_BAR_HEIGHT = 0.6
 
 
 def draw(trace: Mapping[str, Any], path: Path, begin: float | None = None, end: float | None = None) -> None:
@@ -51,7 +53,7 @@ def draw(trace: Mapping[str, Any], path: Path, begin: float | None = None, end: 
                     heights,
                     [event["dur"] / 1e3 for event in chosen],
                     left=[event["ts"] / 1e3 for event in chosen],
-                    height=0.45 if name == "wait" else 0.7,
+                    height=_BAR_HEIGHT * (0.6 if name == "wait" else 1.0),
                     color=COLOURS.get(name, _OTHER),
                     label=name,
                     zorder=2 if name == "wait" else 3,
@@ -121,11 +123,15 @@ def _arrows(axes: Any, events: Sequence[Event], rows: Mapping[tuple[int, int], i
             arrows.append((sent, arrived))
     if len(arrows) > _MOST_ARROWS:
         return
-    for sent, arrived in arrows:
-        axes.annotate(
-            "",
-            xy=(arrived["ts"] / 1e3, rows[_row(arrived)]),
-            xytext=(sent["ts"] / 1e3, rows[_row(sent)]),
-            arrowprops={"arrowstyle": "-|>", "color": "#333333", "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0},
-            zorder=4,
-        )
+    # From the edge of one bar to that of the other, so that no bar is hidden; the more, the fainter.
+    few = len(arrows) <= _FEW_ARROWS
+    look = {"color": "#333333", "alpha": 0.8 if few else 0.35, "zorder": 1.5}
+    for down in (True, False):
+        edge = _BAR_HEIGHT / 2 if down else -_BAR_HEIGHT / 2
+        chosen = [(sent, got) for sent, got in arrows if (rows[_row(got)] > rows[_row(sent)]) == down]
+        starts_at = [(sent["ts"] / 1e3, rows[_row(sent)] + edge) for sent, _ in chosen]
+        ends_at = [(got["ts"] / 1e3, rows[_row(got)] - edge) for _, got in chosen]
+        for one, other in zip(starts_at, ends_at, strict=True):
+            axes.plot([one[0], other[0]], [one[1], other[1]], linewidth=0.8 if few else 0.5, **look)
+        x, y = [place[0] for place in ends_at], [place[1] for place in ends_at]
+        axes.scatter(x, y, s=20 if few else 6, marker="v" if down else "^", linewidths=0, **look)

@@ -183,15 +183,17 @@ def _agree(out: socket.socket, into: socket.socket, address: int, theirs: Record
     read_by_peer = answer[:1] == b"1"
     connection = Connection(peer, out, into)
     spins = spinning_pays()
-    how = "; ".join(
-        (
-            _way(f"to rank {peer}", "" if read_by_peer else answer[1:].decode(errors="replace")),
-            _way(f"from rank {peer}", why_not),
-        )
-    )
+    how = _ways(peer, "" if read_by_peer else answer[1:].decode(errors="replace"), why_not)
     outbound = Outbound(connection, is_read=read_by_peer, spins=spins)
     inbound = Inbound(connection, pid=pid, reads=not why_not, spins=spins, threads=threads_for_copies())
     return Both(connection, outbound, inbound, how)
+
+
+def _ways(peer: int, why_not_there: str, why_not_here: str) -> str:
+    """How bytes travel in both directions, given why their memory is not read there and here, if so."""
+    if not why_not_there and not why_not_here:
+        return "large segments are read from the sender's memory"
+    return f"{_way(f'to rank {peer}', why_not_there)}; {_way(f'from rank {peer}', why_not_here)}"
 
 
 def _way(which: str, why_not: str) -> str:
