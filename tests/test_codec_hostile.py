@@ -51,7 +51,7 @@ def _keyed() -> dict[str, Callable[[], Any]]:
             [torch.ones(2) for _ in range(40)],
             {f"layer {index}": torch.ones(2) for index in range(40)},
             {index: torch.ones(2) for index in range(40)},
-            {index: "x" * 50 for index in range(200)},
+            dict.fromkeys(range(200), "x" * 50),
         ],
         "namedtuples": lambda: {Pair(index, 0): 1 for index in range(1_000)},
         "flags": lambda: {Access.READ | Access.WRITE, Mode(8), Mode.A | Mode.B},
