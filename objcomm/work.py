@@ -125,7 +125,9 @@ def advance(incoming: Incoming) -> None:
     accelerator it is left to that wait, since the current device and stream are those of the caller's thread.
     """
     if kind_here() is None:
-        _worker(_ahead, incoming.pair, "receives").waiting.put(incoming)
+        worker = _worker(_ahead, incoming.pair, "receives")
+        if worker is not None:
+            worker.waiting.put(incoming)
 
 
 class _Worker(threading.Thread):
@@ -171,13 +173,19 @@ _ahead: weakref.WeakKeyDictionary[Pair, _Worker] = weakref.WeakKeyDictionary()
 _workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
 
-def _worker(workers: weakref.WeakKeyDictionary[Pair, _Worker], pair: Pair, what: str) -> _Worker:
+def _worker(workers: weakref.WeakKeyDictionary[Pair, _Worker], pair: Pair, what: str) -> _Worker | None:
+    """The thread of a pair; None if none can be had. Then nothing goes on in the background, but it goes on."""
     worker = workers.get(pair)
     if worker is None:
         made = _Worker(f"objcomm-{what}-{pair.rank}-{pair.peer}")
         worker = workers.setdefault(pair, made)
         if worker is made:
-            worker.start()
+            try:
+                worker.start()
+            except RuntimeError as error:  # too many threads, or the interpreter ends
+                _log.warning("no thread can be had for %s in the background: %s", what, error)
+                workers.pop(pair, None)
+                return None
             _workers.add(worker)
             weakref.finalize(pair, worker.waiting.put, None)
     return worker

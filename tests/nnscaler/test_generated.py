@@ -129,9 +129,10 @@ def test_memory_does_not_grow_with_the_micro_batches(pool: Pool, version: str, c
         pool.run("tests.nnscaler.jobs:objects_alive", case.plan, case, f"alive{micros}{id(case)}", micros)
         for micros in (4, 12)
     )
-    assert few == many
-    # A stage holds at most one object for each later stage and one more, as it does with activations.
-    assert max(many) <= case.plan
+    # A stage holds at most one object for each later stage and one more, as it does with activations. A receive that a
+    # thread moves on in the background may bring the next one early, or not.
+    assert max(few + many) <= case.plan + case.asynchronous
+    assert case.asynchronous or few == many
 
 
 def test_outputs_are_refused_unless_allowed(run: Run, version: str) -> None:
