@@ -83,12 +83,18 @@ def _named(obj: Any, name: str) -> Any:
     module = sys.modules.get(pickle.whichmodule(obj, name))  # type: ignore[attr-defined]
     if module is None or module.__name__ in cloudpickle.list_registry_pickle_by_value():
         return name
-    whole = reduce_module(module)
-    return name if whole is None else (_member, (module, name))
+    within = units.reduce_inside(module, name)
+    if within is not None:
+        return within
+    version = versions.version(module)
+    return name if version is None else (_member, (module.__name__, name, *version))
 
 
-def _member(module: types.ModuleType, name: str) -> Any:
-    return _inside(module, module.__name__, name)
+def _member(module: str, name: str, code: str, file: str) -> Any:
+    """What a module has, whose code has to be the sender's."""
+    found = find(module, name)
+    versions.check(sys.modules[module], versions.Version(code, file))
+    return found
 
 
 def find(module: str, qualname: str) -> Any:
@@ -101,25 +107,15 @@ def find(module: str, qualname: str) -> Any:
         module = "__main__"
     try:
         __import__(module)
-    except ImportError as error:
-        raise _unknown(module, qualname, error) from error
-    return _inside(sys.modules[module], module, qualname)
-
-
-def _inside(found: Any, module: str, qualname: str) -> Any:
-    try:
+        found: Any = sys.modules[module]
         for name in qualname.split(".") if qualname else ():
             found = getattr(found, name)
-    except AttributeError as error:
-        raise _unknown(module, qualname, error) from error
+    except (ImportError, AttributeError) as error:
+        raise DecodeError(
+            f"{module}.{qualname}, which the sender refers to, is not known here: {error}",
+            hint="define it on this rank too, under that name, in a module that can be imported",
+        ) from error
     return found
-
-
-def _unknown(module: str, qualname: str, error: Exception) -> DecodeError:
-    return DecodeError(
-        f"{module}.{qualname}, which the sender refers to, is not known here: {error}",
-        hint="define it on this rank too, under that name, in a module that can be imported",
-    )
 
 
 def _referred(module: str, qualname: str, code: str, file: str) -> Any:

@@ -88,6 +88,8 @@ def _find(obj: Any) -> str:
     source = "" if "" in sources else sources[0] if len(sources) == 1 else _digest(sources)
     loader = type(parts[0].namespace.get("__loader__")).__qualname__
     functions = {text for part in parts for text in _own(part)}
+    if not source and not functions:  # a module in C, for instance
+        return ""
     return f"{_INTERPRETER}|{source}|{loader} {sys.flags.optimize}|{''.join(sorted(functions))}"
 
 

@@ -12,7 +12,7 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 
 from ..errors import DecodeError, EncodeError
 from . import byname, compiled, plain, registry, torchops
+from .classes import dict_of
 from .levels import Trouble
 from .parts import MEMORYVIEW_HINT
 from .path import describe
@@ -41,7 +42,7 @@ _CHANGED: dict[type, str] = {
 
 def instead_of(obj: object) -> str:
     """What to send in the place of something that cannot be pickled."""
-    if isinstance(obj, Iterator):
+    if any("__next__" in dict_of(base) for base in type.mro(type(obj))):  # nothing of the object may run
         return "send a list of what it gives"
     return "leave it out, or let __getstate__ of the class around it leave it out; each rank makes its own"
 

@@ -54,6 +54,11 @@ def reduce_module(module: types.ModuleType) -> tuple[Any, ...] | None:
     return (_itself, (_unit(vars(module)),)) if generated.is_generated(vars(module)) else None
 
 
+def reduce_inside(module: types.ModuleType, path: str) -> tuple[Any, ...] | None:
+    """How what a generated module has at a path is pickled; None for what any other has."""
+    return (_at_path, (_unit(vars(module)), path)) if generated.is_generated(vars(module)) else None
+
+
 def _unit(namespace: Namespace) -> Unit:
     source = modulesource.source_of(namespace)
     if source is None:
