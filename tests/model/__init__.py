@@ -1,0 +1,1 @@
+"""The protocol of a pair as a small model, every interleaving of which is tried."""
