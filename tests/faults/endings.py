@@ -87,7 +87,11 @@ def _hear(why: str, call: Callable[[], object]) -> None:
 
 
 def _lose_the_receiver() -> None:
-    _error_of(lambda: [objcomm.send_object(payload("segment", 96), 1, timeout=LONG) for _ in range(2)])
+    def send() -> None:
+        for _ in range(2):
+            objcomm.send_object(payload("segment", 96), 1, timeout=LONG)
+
+    _error_of(send)
 
 
 def _die_in_the_middle() -> None:
