@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.faults import test_both_live, test_killed_in_collectives, test_killed_in_p2p
+from tests.faults import test_both_live, test_endings, test_killed_in_collectives, test_killed_in_p2p
 from tests.faults.jobs import TRANSPORTS, Team, report_of
 
 KILLED: dict[str, Callable[[str], list[Team]]] = {
@@ -26,6 +26,10 @@ def main() -> None:
         good = sum(not any(problem for _, problem in of_fault) for of_fault in both)
         slowest = max(seconds for of_fault in both for seconds, _ in of_fault)
         print(row.format("both processes live on", transport, len(both), good, f"{slowest:.1f} s"), flush=True)
+        ends = test_endings.endings(transport)
+        good = sum(not test_endings.problems(seen, ending) for ending, seen in ends.items())
+        slowest = max(seconds or 0.0 for seen in ends.values() for _, _, seconds in seen)
+        print(row.format("a process that ends", transport, len(ends), good, f"{slowest:.1f} s"), flush=True)
 
 
 if __name__ == "__main__":
