@@ -149,9 +149,10 @@ class Sweep:
             with contextlib.suppress(ObjcommError):
                 outgoings.append(notify(pair, Kind.ERROR, told, self.channel, self.deadline))
         last = Deadline(min(_LAST_WORD_SECONDS, self.deadline.remaining()))
-        for outgoing in outgoings:
+        # Not through the messages themselves: nobody need hear that some of them were not taken.
+        for pending in [pending for outgoing in outgoings for _, pending in outgoing.pendings]:
             with contextlib.suppress(ObjcommError):
-                outgoing.wait(last)
+                pending.wait(last)
         for pair in others:
             pair.close(PeerError(f"this rank left a call in which rank {pair.peer} may be: {told.text}", phase="head"))
             pair.link.close()
