@@ -1,4 +1,4 @@
-"""Modules, and code of generated modules, that are easily taken for others: by a name, by a file, by what Python adds."""
+"""Modules, and code of generated ones, that are easily taken for others: by a name, by a file, by what Python adds."""
 
 from __future__ import annotations
 

@@ -83,7 +83,8 @@ def _slots(obj: torch.nn.Module) -> dict[str, Any]:
 
 def _set_slotted(module: torch.nn.Module, states: tuple[Any, dict[str, Any]]) -> None:
     state, slots = states
-    module.__setstate__(state)
+    set_state: Any = module.__setstate__
+    set_state(state)
     for name, value in slots.items():
         object.__setattr__(module, name, value)
 
@@ -148,8 +149,8 @@ def find(module: str, qualname: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise DecodeError(
             f"{module}.{qualname}, which the sender refers to, is not known here: {error}",
-            hint="define it on this rank too, under that name, in a module that can be imported; if its module is generated, "
-        "let the sender call objcomm.register_generated for it",
+            hint="define it on this rank too, under that name, in a module that can be imported; if its module is "
+            "generated, let the sender call objcomm.register_generated for it",
         ) from error
     return found
 

@@ -144,7 +144,8 @@ def fits(namespace: Namespace, text: str, *, wholly: bool = False, so_far: bool 
 
     Args:
         wholly: what the source defines is all there as well. A module without functions has nothing else to go by.
-        so_far: what the source defines need not be there yet, nor what it assigns in several places have its last value.
+        so_far: what the source defines may be missing as yet, and what it assigns several times need not have its
+            last value.
     """
     file = str(namespace.get("__file__"))
     try:
@@ -155,7 +156,7 @@ def fits(namespace: Namespace, text: str, *, wholly: bool = False, so_far: bool 
     live = {function.__code__ for function in functions_of(namespace) if function.__code__.co_filename == file}
     if not live <= possible or not _has_literals(body, namespace, _changing(body) if so_far else frozenset()):
         return False
-    return so_far or bool(body) and _has_definitions(body, namespace, "") if wholly or not live else True
+    return so_far or (bool(body) and _has_definitions(body, namespace, "")) if wholly or not live else True
 
 
 def functions_of(namespace: Namespace) -> Iterator[types.FunctionType]:

@@ -90,7 +90,7 @@ class ScriptArchive:
         return places
 
     def _wrappers(self) -> list[Any]:
-        """Which Python objects are in several places, as ``[[root, path], ...]`` each; the archive knows nothing of them."""
+        """Python objects in several places, as ``[[root, path], ...]`` each; the archive knows nothing of them."""
         places: dict[int, list[Any]] = {}
         for number, root in enumerate(self._roots):
             for path, module in root.named_modules(remove_duplicate=False):
@@ -184,13 +184,12 @@ class _Loaded:
                 self._wrapped[number] = _below(self.module(place[0]), place[1])
         return self._wrapped[number]
 
-
     def _share(self, places: list[Any]) -> None:
         """Put the Python object that is in one place into others as well."""
         one = _below(self.module(places[0][0]), places[0][1])
         for root, path in places[1:]:
             above, _, name = path.rpartition(".")
-            modules = _below(self.module(root), above)._modules if path else {}
+            modules: Any = _below(self.module(root), above)._modules if path else {}
             if name in modules and modules[name]._c == one._c:
                 modules._python_modules[name] = one
 
