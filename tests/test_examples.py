@@ -36,7 +36,7 @@ def test_every_example_says_how_to_run_it() -> None:
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    """Or by ``make examples``, which continuous integration runs."""
+    """Or by ``make examples``, which needs frameworks that nothing else needs."""
     run = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
     run += (FOLDER.parent / "Makefile").read_text()
     run += "".join(path.read_text() for path in FOLDER.rglob("*.py") if path.name in run)  # what these import
