@@ -5,6 +5,7 @@ The name alone is not enough: what is generated goes by its source, and of all e
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import pickle
@@ -20,6 +21,8 @@ from . import units, versions
 from .classes import resolves
 
 _copyreg: Any = copyreg
+_Module: Any = torch.nn.Module
+_GETSTATE = vars(_Module).get("__getstate__", ...)
 
 
 def reduce(obj: Any) -> Any:
@@ -54,8 +57,12 @@ def reduce_itself(obj: Any) -> Any:
     if kind is functools.cached_property:  # up to Python 3.11 there is a lock in it
         return _cached_property, (obj.func, obj.attrname)
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
-        stateful = issubclass(kind, torch.nn.Module) and kind.__setstate__ is not torch.nn.Module.__setstate__
-        if not stateful:
+        if not issubclass(kind, torch.nn.Module):
+            return NotImplemented
+        slots = _slots(obj) if getattr(kind, "__getstate__", None) is _GETSTATE else {}
+        if slots:
+            return _new_module, (kind,), (obj.__getstate__(), slots), None, None, _set_slotted
+        if kind.__setstate__ is _Module.__setstate__:
             return NotImplemented
     reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if isinstance(reduced, str):
@@ -63,6 +70,23 @@ def reduce_itself(obj: Any) -> Any:
     if issubclass(kind, torch.nn.Module) and isinstance(reduced, tuple) and reduced[0] is _copyreg.__newobj__:
         return (_new_module, *reduced[1:])
     return reduced
+
+
+def _slots(obj: torch.nn.Module) -> dict[str, Any]:
+    """The values in slots of a module; torch's own ``__getstate__`` leaves them out."""
+    found = {}
+    for name in _copyreg._slotnames(type(obj)):
+        with contextlib.suppress(AttributeError):
+            found[name] = object.__getattribute__(obj, name)
+    return found
+
+
+def _set_slotted(module: torch.nn.Module, states: tuple[Any, dict[str, Any]]) -> None:
+    state, slots = states
+    set_state: Any = module.__setstate__
+    set_state(state)
+    for name, value in slots.items():
+        object.__setattr__(module, name, value)
 
 
 def _cached_property(function: Any, name: str | None) -> Any:
@@ -83,11 +107,23 @@ def _named(obj: Any, name: str) -> Any:
     module = sys.modules.get(pickle.whichmodule(obj, name))  # type: ignore[attr-defined]
     if module is None or module.__name__ in cloudpickle.list_registry_pickle_by_value():
         return name
+    if not _holds(module, name, obj):
+        # Another module has its name now. The name alone is what the pickler refuses, if there is nothing else.
+        within = getattr(obj, "__wrapped__", None)
+        return (isinstance(within, types.FunctionType) and units.reduce_at(within.__globals__, name, obj)) or name
     within = units.reduce_inside(module, name)
     if within is not None:
         return within
     version = versions.version(module)
     return name if version is None else (_member, (module.__name__, name, *version))
+
+
+def _holds(module: types.ModuleType, name: str, obj: Any) -> bool:
+    """Whether a module has this very object under that name."""
+    try:
+        return functools.reduce(getattr, name.split("."), module) is obj
+    except AttributeError:
+        return False
 
 
 def _member(module: str, name: str, code: str, file: str) -> Any:
@@ -113,7 +149,8 @@ def find(module: str, qualname: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise DecodeError(
             f"{module}.{qualname}, which the sender refers to, is not known here: {error}",
-            hint="define it on this rank too, under that name, in a module that can be imported",
+            hint="define it on this rank too, under that name, in a module that can be imported; if its module is "
+            "generated, let the sender call objcomm.register_generated for it",
         ) from error
     return found
 

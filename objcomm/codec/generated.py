@@ -33,7 +33,7 @@ def register_generated(module: types.ModuleType | str, *, source: str | None = N
         source: what the module was made from, where that is not in its file.
 
     Raises:
-        UsageError: neither a module nor a name, or a source for a module that is not there.
+        UsageError: neither a module nor a name, a source for a module that is not there, or one that is not Python.
 
     >>> register_generated("my_generated_code")
     """
@@ -46,9 +46,17 @@ def register_generated(module: types.ModuleType | str, *, source: str | None = N
     _registered.add(name)
     _found.clear()
     if isinstance(known, types.ModuleType):
-        text = source or modulesource.read(vars(known))
+        text = _checked(source, name) if source is not None else modulesource.read_as_imported(vars(known))
         if text is not None:
             modulesource.remember(vars(known), text)
+
+
+def _checked(source: str, name: str) -> str:
+    try:
+        compile(source, f"<{name}>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"the source that is registered for {name} is none of Python: {error}") from error
+    return source
 
 
 def _is_registered(namespace: Namespace) -> bool:
@@ -167,9 +175,9 @@ def _place(obj: Any) -> tuple[Namespace, str] | None:
         return None
     if not _is_registered(namespace):
         current = vars(sys.modules.get(str(namespace.get("__name__")), _nowhere)) is namespace
-        if not modulesource.is_ours(namespace) or (current and not isinstance(obj, type)):
+        if current and not isinstance(obj, type) and not is_generated(namespace):
             return None
-        if modulesource.source_of(namespace) is None:
+        if not modulesource.is_ours(namespace) or modulesource.source_of(namespace) is None:
             return None
     path = _path_in(namespace, obj, qualname(obj))
     return None if path is None else (namespace, path)

@@ -130,11 +130,22 @@ def read(namespace: Namespace) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def fits(namespace: Namespace, text: str, *, wholly: bool = False) -> bool:
+def read_as_imported(namespace: Namespace) -> str | None:
+    """The file of a module that has just been imported, or is being; None if it has been written anew since.
+
+    Names that the source assigns in several places may have any value by now.
+    """
+    text = read(namespace)
+    return text if text is not None and fits(namespace, text, so_far=True) else None
+
+
+def fits(namespace: Namespace, text: str, *, wholly: bool = False, so_far: bool = False) -> bool:
     """Whether a module may have been made from a source: its functions are in it, and its literals are the same.
 
     Args:
         wholly: what the source defines is all there as well. A module without functions has nothing else to go by.
+        so_far: what the source defines may be missing as yet, and what it assigns several times need not have its
+            last value.
     """
     file = str(namespace.get("__file__"))
     try:
@@ -143,9 +154,9 @@ def fits(namespace: Namespace, text: str, *, wholly: bool = False) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     live = {function.__code__ for function in functions_of(namespace) if function.__code__.co_filename == file}
-    if not live <= possible or not _has_literals(body, namespace):
+    if not live <= possible or not _has_literals(body, namespace, _changing(body) if so_far else frozenset()):
         return False
-    return bool(body) and _has_definitions(body, namespace, "") if wholly or not live else True
+    return so_far or (bool(body) and _has_definitions(body, namespace, "")) if wholly or not live else True
 
 
 def functions_of(namespace: Namespace) -> Iterator[types.FunctionType]:
@@ -182,19 +193,30 @@ def _has_definitions(body: list[ast.stmt], members: Any, cls: str) -> bool:
     return True
 
 
-def _has_literals(body: list[ast.stmt], members: Any) -> bool:
+def _changing(body: list[ast.stmt]) -> frozenset[str]:
+    """Names and attributes that are assigned in several places of a source."""
+    seen: set[str] = set()
+    changing: set[str] = set()
+    for node in (node for statement in body for node in ast.walk(statement)):
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            (changing if name in seen else seen).add(name)
+    return frozenset(changing)
+
+
+def _has_literals(body: list[ast.stmt], members: Any, changing: frozenset[str]) -> bool:
     """Whether the names that are assigned literals, in a module or its classes, still have these values."""
     last: dict[str, ast.expr] = {}
     for statement in body:
         if isinstance(statement, ast.ClassDef):
             cls = members.get(statement.name)
-            if isinstance(cls, type) and not _has_literals(statement.body, classes.dict_of(cls)):
+            if isinstance(cls, type) and not _has_literals(statement.body, classes.dict_of(cls), changing):
                 return False
         elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             last.update({target.id: statement.value for target in targets if isinstance(target, ast.Name)})
     for name, expression in last.items():
-        if isinstance(expression, ast.Constant) and name in members:
+        if isinstance(expression, ast.Constant) and name in members and name not in changing:
             value = members[name]
             if type(value) is type(expression.value) and repr(value) != repr(expression.value):
                 return False

@@ -77,7 +77,7 @@ class ScriptArchive:
         places = contents.locations - {"meta"}
         probe = next((torch.zeros(1, dtype=torch.uint8, device=place) for place in places), None)
         self.parts += [data, probe, self._places(), len(self._functions), scripttree.manifest(modules)]
-        self.parts.append(_ties(modules, memory))
+        self.parts += [_ties(modules, memory), self._wrappers()]
 
     def _places(self) -> list[Any]:
         """Of each root where it is: None by itself, or ``[root, path]`` inside of another one."""
@@ -88,6 +88,14 @@ class ScriptArchive:
                 if path and id(module) in index:
                     places[index[id(module)]] = [number, path]
         return places
+
+    def _wrappers(self) -> list[Any]:
+        """Python objects in several places, as ``[[root, path], ...]`` each; the archive knows nothing of them."""
+        places: dict[int, list[Any]] = {}
+        for number, root in enumerate(self._roots):
+            for path, module in root.named_modules(remove_duplicate=False):
+                places.setdefault(id(module), []).append([number, path])
+        return [each for each in places.values() if sum(bool(path) for _, path in each) > 1]
 
     def _culprit(self, check: Callable[[bytes], Any] = len) -> Any:
         """The first module or function that cannot be saved, or whose archive does not stand the check."""
@@ -159,11 +167,13 @@ def _ties(modules: list[Any], memory: MemoryWriter) -> list[Any]:
 class _Loaded:
     """The modules and functions of one message that has arrived."""
 
-    def __init__(self, modules: list[Any], places: list[Any], functions: list[Any]) -> None:
+    def __init__(self, modules: list[Any], places: list[Any], functions: list[Any], wrappers: list[Any]) -> None:
         self._modules = modules
         self._places = places
         self._wrapped: dict[int, Any] = {}
         self.functions = functions
+        for alike in wrappers:
+            self._share(alike)
 
     def module(self, number: int) -> Any:
         if number not in self._wrapped:
@@ -174,9 +184,18 @@ class _Loaded:
                 self._wrapped[number] = _below(self.module(place[0]), place[1])
         return self._wrapped[number]
 
+    def _share(self, places: list[Any]) -> None:
+        """Put the Python object that is in one place into others as well."""
+        one = _below(self.module(places[0][0]), places[0][1])
+        for root, path in places[1:]:
+            above, _, name = path.rpartition(".")
+            modules: Any = _below(self.module(root), above)._modules if path else {}
+            if name in modules and modules[name]._c == one._c:
+                modules._python_modules[name] = one
+
 
 def _load(parts: list[Any]) -> _Loaded:
-    data, probe, places, functions, sent, ties = parts
+    data, probe, places, functions, sent, ties, wrappers = parts
     contents = archive.scan(data)
     for name in archive.backends(contents):
         backends.require(name)
@@ -203,7 +222,7 @@ def _load(parts: list[Any]) -> _Loaded:
         names = ", ".join(repr(name) for name in archive.backends(contents))
         lowered = f" (lowered to {names})" if names else ""
         raise DecodeError(f"a TorchScript module{lowered} cannot be loaded here: {_gist(error)}") from error
-    return _Loaded(modules, places, found)
+    return _Loaded(modules, places, found, wrappers)
 
 
 def _below(root: Any, path: str) -> Any:

@@ -59,6 +59,13 @@ def reduce_inside(module: types.ModuleType, path: str) -> tuple[Any, ...] | None
     return (_at_path, (_unit(vars(module)), path)) if generated.is_generated(vars(module)) else None
 
 
+def reduce_at(namespace: Namespace, path: str, obj: Any) -> tuple[Any, ...] | None:
+    """How an object is pickled that a generated module has at a path; None if it is not there, or of another module."""
+    if not generated.has(namespace, path, obj) or not generated.is_generated(namespace):
+        return None
+    return _at_path, (_unit(namespace), path)
+
+
 def _unit(namespace: Namespace) -> Unit:
     source = modulesource.source_of(namespace)
     if source is None:
