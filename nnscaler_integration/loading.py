@@ -18,6 +18,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from . import foreign
+
 CLASS = "GenModel"
 _NAMESPACE = "_parallel_modules"
 
@@ -59,6 +61,7 @@ class _Loader(SourceFileLoader):
         if cls is not None:
             cls.__qualname__ = reference(self.code)
             setattr(module, cls.__qualname__, cls)
+            foreign.guard(cls)
 
     def get_code(self, fullname: str) -> Any:
         return compile(self._source, self.path, "exec", dont_inherit=True)

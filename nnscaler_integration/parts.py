@@ -12,12 +12,13 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import loading
+from . import foreign, loading
+from .foreign import Refusal
 
 # Handles of communication, tables of parameters that the constructor fills, and hooks that it registers.
 _MADE = (
@@ -32,7 +33,6 @@ _MADE = (
 # What a user may have changed since; everything else that the constructor sets follows from the code.
 _CHANGED = ("training", "_non_presistent_buffers_inited", "_is_full_backward_hook")
 _HOOKS = ("_forward_", "_backward_")
-_RUNS = ("forward", "train_step", "infer_step", "sync_grad")
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,6 @@ class Origin:
 
     def __str__(self) -> str:
         return f"rank {self.rank}'s part of {self.original[0]}.{self.original[2]}"
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Stands for what a module that is not this rank's own must not do."""
-
-    text: str
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise RuntimeError(self.text)
 
 
 def adopt(cls: Any, original: type | None, names: tuple[str, str, str]) -> None:
@@ -107,7 +97,7 @@ def rebuild(origin: Origin) -> Any:
     module._backward_prefetched_params, module._forward_prefetched_params = {}, set()
     module._register_state_dict_hook(cls._post_state_dict_hook)
     module._register_load_state_dict_pre_hook(cls._pre_load_state_dict_hook, with_module=True)
-    vars(module).update({name: Refusal(refusal) for name in _RUNS})
+    foreign.refuse_to_run(module, refusal)
     return module
 
 
@@ -118,11 +108,8 @@ def _refusal(origin: Origin) -> str | None:
     elif (dist.get_rank(), dist.get_world_size()) == (origin.rank, origin.world_size):
         return None
     else:
-        here = f"this is rank {dist.get_rank()} of {dist.get_world_size()}"
-    return (
-        f"{origin} of {origin.world_size} does not run here, where {here}: its code talks to other ranks as the rank "
-        f"it was generated for. Its state can be read, saved and merged"
-    )
+        here = foreign.this_rank()
+    return foreign.refusal(f"{origin} of {origin.world_size}", here)
 
 
 def _set_state(module: Any, state: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Callable
@@ -150,4 +151,8 @@ def class_alone(rank: int, folder: str) -> str:
         kind, second, other, first = objcomm.recv_object(0)
         assert (type(first), type(second)) == (kind, other) and kind is not other and (kind.rank, other.rank) == (0, 0)
         assert kind is not type(model.first) and other is not type(model.second)
+        # Making one is a matter of all ranks in general, but this plan has made its groups already.
+        assert "rank 0's code" in refusal(lambda: kind()(torch.zeros(2, 4)))
+        assert "does not run here" in refusal(lambda: copy.deepcopy(other()).sync_grad())
+        assert "forward" in vars(kind()) and "forward" not in vars(type(model.first)())
         return refusal(lambda: objcomm.recv_object(0))
