@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,40 @@ def test_functions_of_two_modules_of_one_name(backend: str, tmp_path: Path) -> N
     run_ranks(ranks, backend=backend)
 
 
-def test_what_goes_by_a_name_that_is_another_ones_is_refused(tmp_path: Path) -> None:
+class Named:
+    def __reduce__(self) -> str:
+        return "NAMED"
+
+
+NAMED = Named()
+
+
+def test_what_goes_by_a_name_that_is_another_ones(tmp_path: Path) -> None:
+    assert loopback(NAMED) is NAMED
+    with pytest.raises(EncodeError, match="not the same object"):
+        encode(Named())
     module = load(write(tmp_path, source(2)))
     old = module.cached
-    module.cached = functools.lru_cache(None)(module.used)
-    with pytest.raises(EncodeError, match="not the same object"):
-        encode(old)
+    module.cached = functools.lru_cache(4, typed=True)(module.used)
+    assert loopback(old)(5) == 10
+    assert loopback(module.cached)(5) == 3
     assert loopback(module.Model.slow) is module.Model.slow
+
+
+def test_functions_with_a_cache_of_a_class_that_goes_by_value(tmp_path: Path) -> None:
+    write(tmp_path, source(2))
+    sys.path.insert(0, str(tmp_path))
+    module = importlib.import_module(NAME)
+    old = module.Model()
+    write(
+        tmp_path, source(30).replace("def slow(self):\n        return SCALE", "def slow(self):\n        return -SCALE")
+    )
+    importlib.reload(module)
+    received = loopback(old)
+    assert type(received) is not module.Model
+    assert received.slow() == old.slow() == 30  # of the old class, with the new value of a name of the module
+    assert module.Model().slow() == -30
+    assert type(received).slow.cache_parameters() == {"maxsize": None, "typed": False}
 
 
 def test_a_file_that_was_written_before_the_module_was_registered(tmp_path: Path) -> None:

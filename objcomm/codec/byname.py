@@ -108,14 +108,27 @@ def _named(obj: Any, name: str) -> Any:
     if module is None or module.__name__ in cloudpickle.list_registry_pickle_by_value():
         return name
     if not _holds(module, name, obj):
-        # Another module has its name now. The name alone is what the pickler refuses, if there is nothing else.
-        within = getattr(obj, "__wrapped__", None)
-        return (isinstance(within, types.FunctionType) and units.reduce_at(within.__globals__, name, obj)) or name
+        return _nameless(obj, name)
     within = units.reduce_inside(module, name)
     if within is not None:
         return within
     version = versions.version(module)
     return name if version is None else (_member, (module.__name__, name, *version))
+
+
+def _nameless(obj: Any, name: str) -> Any:
+    """How an object is pickled whose name is another one's now; the name itself is what the pickler then refuses."""
+    inner = getattr(obj, "__wrapped__", None)
+    if not isinstance(inner, types.FunctionType):
+        return name
+    within = units.reduce_at(inner.__globals__, name, obj)
+    if within is None and type(obj) is functools._lru_cache_wrapper:
+        return _cached, (inner, obj.cache_parameters())  # what it remembers is not the object's own
+    return name if within is None else within
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def _holds(module: types.ModuleType, name: str, obj: Any) -> bool:
