@@ -87,12 +87,24 @@ def test_functions_of_two_modules_of_one_name(backend: str, tmp_path: Path) -> N
     run_ranks(ranks, backend=backend)
 
 
-def test_what_goes_by_a_name_that_is_another_ones_is_refused(tmp_path: Path) -> None:
+class Named:
+    """Is pickled as a name."""
+
+    def __reduce__(self) -> str:
+        return "cached"
+
+
+def test_what_goes_by_a_name_that_is_another_ones_is_not_taken_for_it(tmp_path: Path) -> None:
     module = load(write(tmp_path, source(2)))
     old = module.cached
-    module.cached = functools.lru_cache(None)(module.used)
+    module.cached = functools.lru_cache(None)(lambda x: -1)
+    received = loopback(old)
+    assert received(5) == old(5) == 10
+    assert received.cache_parameters() == old.cache_parameters()
+    named = Named()
+    named.__module__ = module.__name__
     with pytest.raises(EncodeError, match="not the same object"):
-        encode(old)
+        encode(named)
     assert loopback(module.Model.slow) is module.Model.slow
 
 

@@ -108,14 +108,25 @@ def _named(obj: Any, name: str) -> Any:
     if module is None or module.__name__ in cloudpickle.list_registry_pickle_by_value():
         return name
     if not _holds(module, name, obj):
-        # Another module has its name now. The name alone is what the pickler refuses, if there is nothing else.
+        # Another one has its name now. The name alone is what the pickler refuses, if there is nothing else.
         within = getattr(obj, "__wrapped__", None)
-        return (isinstance(within, types.FunctionType) and units.reduce_at(within.__globals__, name, obj)) or name
+        placed = units.reduce_at(within.__globals__, name, obj) if isinstance(within, types.FunctionType) else None
+        return placed or (_cached_anew(obj) if isinstance(obj, functools._lru_cache_wrapper) else name)
     within = units.reduce_inside(module, name)
     if within is not None:
         return within
     version = versions.version(module)
     return name if version is None else (_member, (module.__name__, name, *version))
+
+
+def _cached_anew(obj: Any) -> Any:
+    """How a function under ``functools.lru_cache`` is pickled that goes by value: its cache is empty then."""
+    parameters = obj.cache_parameters()
+    return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
 
 
 def _holds(module: types.ModuleType, name: str, obj: Any) -> bool:
