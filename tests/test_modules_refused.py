@@ -86,7 +86,7 @@ def test_an_archive_that_lost_a_setstate_is_refused_before_loading(which: int, m
     loads: list[Any] = []
     monkeypatch.setattr(torch._C, "import_ir_module_from_buffer", lambda *args: loads.append(args))
     with pytest.raises(DecodeError, match="__setstate__"):
-        script._load([bad, None, [None, None], 0, [], []])
+        script._load([bad, None, [None, None], 0, [], [], []])
     assert not loads
 
 
@@ -134,14 +134,14 @@ def test_what_is_loaded_is_compared_with_what_was_sent() -> None:
     modules = [lowering.script(Pair(Basic(1), Basic(2)))._c]
     data = script._save(modules, [])
     sent = scripttree.manifest(modules)
-    assert script._load([data, None, [None], 0, sent, []]).module(0).left.weight[0] == 1
+    assert script._load([data, None, [None], 0, sent, [], []]).module(0).left.weight[0] == 1
     for change in ([1, "other"], [2, 7], [3, 7], [4, ["other"]], [5, True], [6, []]):
         wrong = [list(sent[0]), *sent[1:]]
         wrong[0][change[0]] = change[1]
         with pytest.raises(DecodeError, match="not loaded as what was sent"):
-            script._load([data, None, [None], 0, wrong, []])
+            script._load([data, None, [None], 0, wrong, [], []])
     with pytest.raises(DecodeError, match="not loaded as what was sent"):
-        script._load([data, None, [None], 0, sent[:-1], []])
+        script._load([data, None, [None], 0, sent[:-1], [], []])
 
 
 @pytest.mark.parametrize("backend", ["gloo", "strict"])
