@@ -489,6 +489,16 @@ def test_classes_by_value_may_keep_what_they_computed() -> None:
         def value(self) -> int:
             return 5
 
-    received = loopback(Local())
+        @functools.lru_cache(maxsize=7)  # noqa: B019
+        def doubled(self, x: int) -> int:
+            return 2 * x
+
+    local = Local()
+    assert local.doubled(3) == 6
+    received = loopback(local)
     assert received.value == 5
     assert vars(received) == {"value": 5}
+    assert received.doubled(4) == 8
+    cached: Any = type(received).doubled
+    assert cached.cache_parameters() == {"maxsize": 7, "typed": False}
+    assert cached.cache_info().currsize == 1
