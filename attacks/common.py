@@ -11,13 +11,13 @@ import msgpack
 import torch
 from msgpack import ExtType
 
-from objcomm.codec import codes, parse
+from objcomm.codec import Plan, codes, parse
 from objcomm.config import Trust
 from objcomm.errors import DecodeError
 from objcomm.wire.frame import Terms
 
 MAX_BYTES = 1 << 20
-_CONTENTS = re.compile(r"the inline area has 0 bytes, its contents (\d+)")
+_CONTENTS = re.compile(r"the inline area has \d+ bytes, its contents (\d+)")
 TERMS = Terms(window=1 << 16, max_bytes=MAX_BYTES)
 
 Attack = Callable[[Trust], object]
@@ -77,20 +77,29 @@ def receive(
     max_bytes: int = MAX_BYTES,
 ) -> object:
     """What a rank does with a skeleton that has arrived; ``None`` is an inline area of the size that is described."""
-    nbytes = inline or 0 if not isinstance(inline, bytes) else len(inline)
-    for _ in range(2):
-        try:
-            plan = parse(skeleton, inline_bytes=nbytes, segments=segments, trust=trust, max_bytes=max_bytes)
-            break
-        except DecodeError as error:
-            found = _CONTENTS.search(error.text)
-            if inline is not None or found is None or int(found[1]) > max_bytes:
-                raise
-            nbytes = int(found[1])
+    if inline is None:
+        plan, nbytes = parse_to_size(skeleton, 0, segments, trust, max_bytes)
+    else:
+        nbytes = inline if isinstance(inline, int) else len(inline)
+        plan = parse(skeleton, inline_bytes=nbytes, segments=segments, trust=trust, max_bytes=max_bytes)
     memory = torch.zeros(nbytes, dtype=torch.uint8)
     if isinstance(inline, bytes):
         memory = torch.frombuffer(bytearray(inline), dtype=torch.uint8)
     return plan.build(memory, [torch.zeros(size, dtype=torch.uint8) for size, _ in segments])
+
+
+def parse_to_size(
+    skeleton: bytes | memoryview, nbytes: int, segments: Sequence[tuple[int, bool]], trust: Trust, max_bytes: int
+) -> tuple[Plan, int]:
+    """Parse, once more with an inline area of the size that is described if it is not ``nbytes``; and that size."""
+    try:
+        return parse(skeleton, inline_bytes=nbytes, segments=segments, trust=trust, max_bytes=max_bytes), nbytes
+    except DecodeError as error:
+        found = _CONTENTS.search(error.text)
+        if found is None or int(found[1]) > max_bytes:
+            raise
+        nbytes = int(found[1])
+    return parse(skeleton, inline_bytes=nbytes, segments=segments, trust=trust, max_bytes=max_bytes), nbytes
 
 
 def tensor(dtype: int, shape: list[int], strides: list[int] | None = None, flags: int = 0) -> list[Any]:

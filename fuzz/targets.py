@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from zlib import crc32
 import torch
 
 import tests.values  # noqa: F401  classes that a receiver may have
+from attacks.common import parse_to_size
 from objcomm.codec import parse
 from objcomm.config import Trust
 from objcomm.errors import DecodeError, LimitError, ObjcommError, TrustError
@@ -22,22 +22,11 @@ from objcomm.wire.notice import error_of, unpack_notice
 from .guard import MAX_BYTES, watched
 
 TERMS = Terms(window=1 << 16, max_bytes=MAX_BYTES)
-_SIZES = re.compile(r"the inline area has \d+ bytes, its contents (\d+)")
 
 
 def build(skeleton: bytes | memoryview, inline_bytes: int, segments: list[tuple[int, bool]], trust: Trust) -> Any:
     """Parse and build; an inline area of another size than announced is tried once more with the right one."""
-    for _ in range(2):
-        try:
-            plan = parse(skeleton, inline_bytes=inline_bytes, segments=segments, trust=trust, max_bytes=MAX_BYTES)
-            break
-        except DecodeError as error:
-            found = _SIZES.search(error.text)
-            if found is None or int(found[1]) > MAX_BYTES:
-                raise
-            inline_bytes = int(found[1])
-    else:
-        return None
+    plan, inline_bytes = parse_to_size(skeleton, inline_bytes, segments, trust, MAX_BYTES)
     inline = torch.arange(inline_bytes, dtype=torch.int64).to(torch.uint8)
     return plan.build(inline, [torch.ones(nbytes, dtype=torch.uint8) for nbytes, _ in segments])
 

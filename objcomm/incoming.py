@@ -213,10 +213,10 @@ class Incoming:
             # The rest of the head is on its way and there is nowhere to put it: the order is lost.
             raise pair.refuse(LimitError(f"no memory for a head of {header.frame_bytes} bytes: {error}")) from None
         frame[:window] = pair.window
-        self._clear(frame[window:])
+        rest = self._clear(frame[window:])
         span = timeline.Span("wire") if timeline.active is not None or profiler._is_profiler_enabled else None
         try:
-            pair.link.recv_head(frame[window:]).wait(deadline)
+            pair.link.recv_head(rest).wait(deadline)
         except (TransferTimeout, PeerError) as error:
             raise pair.close(error.locate(channel=self.channel, phase="head")) from error
         if span is not None:
@@ -236,8 +236,7 @@ class Incoming:
         self, flags: int, skeleton: memoryview | bytes, inline_bytes: int, segments: Sequence[tuple[int, bool]]
     ) -> tuple[Plan, list[torch.Tensor]]:
         """Look at an object before anything of it is built, and find memory for its segments."""
-        wanted = settings()
-        trust: Trust = "restricted" if self._restricted else wanted.trust
+        trust = self._trust()
         if trust == "restricted" and flags & Flag.OPAQUE:
             raise Refused(
                 TrustError(
@@ -248,7 +247,7 @@ class Incoming:
             )
         try:
             plan = parse(
-                skeleton, inline_bytes=inline_bytes, segments=segments, trust=trust, max_bytes=wanted.max_bytes
+                skeleton, inline_bytes=inline_bytes, segments=segments, trust=trust, max_bytes=settings().max_bytes
             )
             if not segments and self._into is None:
                 return plan, []
@@ -268,8 +267,10 @@ class Incoming:
 
     def _clear(self, memory: torch.Tensor) -> torch.Tensor:
         """A peer that sends less than it announces must not have what was in this memory before shown as its data."""
-        trusts_nobody = self._restricted or settings().trust == "restricted"
-        return memory.zero_() if trusts_nobody and not self.pair.link.measured else memory
+        return memory.zero_() if self._trust() == "restricted" and not self.pair.link.measured else memory
+
+    def _trust(self) -> Trust:
+        return "restricted" if self._restricted else settings().trust
 
     def _build(self, plan: Plan, inline: torch.Tensor, segments: Sequence[torch.Tensor]) -> object:
         span = timeline.Span("decode") if timeline.active is not None or profiler._is_profiler_enabled else None

@@ -6,10 +6,8 @@ import importlib.util
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,9 @@ import pytest
 from objcomm.cli import main
 from objcomm.cli.bench_methods import METHODS
 from tests import fake_mpi
+from tests.commands import ROOT, loses_a_rank
 from tests.ranks import run_ranks
 
-ROOT = Path(__file__).parent.parent
 QUICK = ["--rounds", "2", "--seconds", "0.1"]
 COMMAND = [sys.executable, "-m", "objcomm", "bench", *QUICK]
 OURS = ["objcomm", "gloo", "torch", "raw"]
@@ -214,26 +212,9 @@ def test_payloads_that_cannot_be_sent_are_told_and_the_rest_goes_on(
 
 @pytest.mark.parametrize("method", ["objcomm", "raw"])
 def test_it_ends_soon_when_a_rank_dies(tmp_path: Path, method: str) -> None:
-    output = tmp_path / "output"
     command = [*COMMAND, "--payload", "P1", "P2", "--methods", method, "--seconds", "600", "--rounds", "10000"]
-    with output.open("w") as sink:
-        parent = subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=sink, stderr=sink)
-    try:
-        end = time.monotonic() + 60
-        while "payload" not in output.read_text() and time.monotonic() < end and parent.poll() is None:
-            time.sleep(0.05)
-        ranks = sorted(map(int, Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()))
-        assert len(ranks) == 2, output.read_text()
-        time.sleep(0.5)
-        os.kill(ranks[1], signal.SIGKILL)
-        assert parent.wait(30) not in (0, None)
-        assert re.search(r"^rank 0: \w+: ", output.read_text(), re.MULTILINE), output.read_text()
-    finally:
-        parent.kill()
-        parent.wait()
-    for rank in ranks:
-        with pytest.raises(ProcessLookupError):
-            os.kill(rank, 0)
+    told = loses_a_rank(command, _environment(), tmp_path / "output", shows="payload", after=0.5)
+    assert re.search(r"^rank 0: \w+: ", told, re.MULTILINE), told
 
 
 def test_an_aim_that_is_missed_is_told_and_fails(capfd: pytest.CaptureFixture[str]) -> None:

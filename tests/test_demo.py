@@ -6,10 +6,8 @@ from __future__ import annotations
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ from objcomm.cli import launch, main, report
 from objcomm.cli.compare import Timing
 from objcomm.cli.progress import Progress
 from objcomm.cli.text import LONGEST, Text
+from tests.commands import ROOT, loses_a_rank
 from tests.ranks import run_ranks
 
-ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "objcomm", "demo"]
 
 
@@ -108,38 +106,8 @@ def test_a_failing_rank_is_noticed_whichever_hangs(stuck: int, monkeypatch: pyte
 
 def test_demo_ends_with_an_error_when_a_rank_dies(tmp_path: Path) -> None:
     outside = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    output = tmp_path / "output"
-    with output.open("w") as sink:
-        command = [*COMMAND, "--steps", "100000"]
-        parent = subprocess.Popen(command, cwd=ROOT, env=outside, stdout=sink, stderr=sink)
-    try:
-        end = time.monotonic() + 30
-        while "loss" not in output.read_text() and time.monotonic() < end:
-            time.sleep(0.1)
-        ranks = _children(parent.pid)
-        assert len(ranks) == 2, output.read_text()
-        os.kill(ranks[1], signal.SIGKILL)
-        assert parent.wait(30) not in (0, None)
-        assert "rank 0: PeerError: " in output.read_text()
-    finally:
-        parent.kill()
-        parent.wait()
-    for rank in ranks:
-        with pytest.raises(ProcessLookupError):
-            os.kill(rank, 0)
-
-
-def _children(pid: int) -> list[int]:
-    """In the order in which they were started."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid:
-            found.append(int(status.parent.name))
-    return sorted(found)
+    told = loses_a_rank([*COMMAND, "--steps", "100000"], outside, tmp_path / "output", shows="loss")
+    assert "rank 0: PeerError: " in told
 
 
 @pytest.mark.parametrize(

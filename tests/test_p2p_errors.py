@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import types
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import objcomm
+from tests.process import a_forked_child_is_refused
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.also_local
@@ -453,19 +453,8 @@ def test_a_class_that_exits_while_it_is_rebuilt_leaves_the_pair_in_order(backend
 def test_a_forked_child_leaves_its_parents_connections_alone() -> None:
     def ranks(rank: int) -> None:
         still_works(rank)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of threads, as it should
-            child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                objcomm.send_object("from a child", 1 - rank, timeout=2)
-            except objcomm.UsageError as error:
-                code = 0 if "forked" in str(error) else 2
-            importlib.import_module("objcomm.work")._leave()
-            os._exit(code)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
+        leave = importlib.import_module("objcomm.work")._leave
+        a_forked_child_is_refused(lambda: objcomm.send_object("from a child", 1 - rank, timeout=2), leave)
         still_works(rank)
 
     run_ranks(ranks)

@@ -23,6 +23,7 @@ from objcomm.errors import ObjcommError
 from objcomm.transport import describe, link, local_connect, local_contact, local_socket, resolve, stores
 from objcomm.transport.groups import store_of
 from objcomm.transport.local_meeting import Meeting, Record, record_of_this_process, why_apart
+from tests.process import sockets
 from tests.ranks import run_ranks
 from tests.same import assert_arrived
 
@@ -309,33 +310,24 @@ def test_nothing_is_left_behind() -> None:
         def named(token: str) -> int:
             return sum(f"@objcomm-{token}" in line for line in Path("/proc/net/unix").read_text().splitlines())
 
-        def sockets() -> int:
-            found = 0
-            for fd in os.listdir("/proc/self/fd"):
-                try:
-                    found += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
-                except OSError:
-                    continue
-            return found
-
         threads = _threads()
         for attempt in range(3):
             group = dist.new_group([0, 1])
-            before = sockets()
+            before = len(sockets())
             ahead = objcomm.irecv_object(1 - rank, group=group)
             objcomm.send_object({"t": torch.ones(MIB), "attempt": attempt}, 1 - rank, group=group)
             assert ahead.wait()["attempt"] == attempt
-            assert sockets() >= before + 2
+            assert len(sockets()) >= before + 2
             there: Any = link(group, 1 - rank)
             token = there._local._contact._meeting.mine.token
             assert named(token) == (0 if rank else 2)  # the one that listened is gone
             dist.destroy_process_group(group)
             del group, ahead, there
             end = time.monotonic() + 10
-            while (sockets() > before or _threads() > threads) and time.monotonic() < end:
+            while (len(sockets()) > before or _threads() > threads) and time.monotonic() < end:
                 gc.collect()
                 time.sleep(0.02)
-            assert sockets() <= before and _threads() <= threads, threading.enumerate()
+            assert len(sockets()) <= before and _threads() <= threads, threading.enumerate()
             assert not named(token)
             dist.barrier()
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from .form import Form
+from .form import Form, longest
 from .kept import Kept
 from .ordinary import Ordinary
+from .tensors import number_of
 
 _C: Any = torch._C
 
@@ -37,7 +38,7 @@ class Pattern:
 
     def __init__(self, forms: list[Form]) -> None:
         self.forms = forms
-        self.longest = max(form.hull for form in set(forms))
+        self.longest = longest(forms)
         self._check: Callable[..., bool] | None = None
 
     def learn(self, found: list[torch.Tensor]) -> None:
@@ -76,15 +77,9 @@ def remember(found: list[torch.Tensor], forms: list[Form]) -> None:
 
 def _key(found: list[torch.Tensor]) -> Hashable:
     """The same for what may be alike, and different for most of what is not."""
-    return len(found), found[0].shape, found[-1].shape, hidden_keys()
-
-
-def hidden_keys() -> Hashable:
-    """What this thread adds to the dispatch keys of every tensor, and what it hides of them."""
-    return _number(_C._dispatch_tls_local_include_set()), _number(_C._dispatch_tls_local_exclude_set())
-
-
-_number: Callable[[Any], Any] = getattr(_C.DispatchKeySet, "raw_repr", repr)
+    # What this thread adds to the dispatch keys of every tensor, and what it hides of them.
+    added, hidden = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    return len(found), found[0].shape, found[-1].shape, number_of(added), number_of(hidden)
 
 
 def _guards(found: list[torch.Tensor]) -> Any:

@@ -114,13 +114,7 @@ class Builder:
         if self._keys is None:
             obj = skeleton.unpack(blob, self.leaf, self.array)
         else:
-            try:
-                obj = skeleton.unpack(blob, self.leaf, self.array, only_salted=True)
-            except ValueError as error:
-                if not skeleton.is_about_keys(error):
-                    raise
-                self._forget()
-                obj = skeleton.unpack(blob, self.leaf, self.array, self.pairs)
+            obj = skeleton.unpack_watched(blob, self.pairs, self.leaf, self.array, again=self._forget)
         if self._open_marks:
             raise DecodeError("a mark of the skeleton is not the first item of an array")
         return obj
@@ -130,18 +124,12 @@ class Builder:
         self._open_marks = 0
         self._runs_left = len(self._memory)
         self._left = self._max_bytes
-        if self._in_tree:
-            self.shared.clear()
-        else:
-            self.composites.clear()
+        (self.shared if self._in_tree else self.composites).clear()
 
     def restart(self) -> None:
         """Be ready for the tree, whatever has been built of it so far."""
-        self._open_marks = 0
         self._in_tree = True
-        self._left = self._max_bytes
-        self._runs_left = len(self._memory)
-        self.shared.clear()
+        self._forget()
 
     # -- hooks of msgpack --------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import EncodeError
 from . import alike, tensors
-from .form import Form
+from .form import Form, longest
 from .kept import Kept
 
 _attributes = attrgetter("__dict__")
@@ -77,11 +77,11 @@ def columns_of(found: list[torch.Tensor]) -> Columns | None:
                 forms[place] = _form(tensor, place in devices)
     if not devices:
         alike.remember(found, forms)
-    return Columns(forms, _lows(found, forms, max(form.hull for form in set(forms))), devices)
+    return Columns(forms, _lows(found, forms, longest(forms)), devices)
 
 
-def _lows(found: list[torch.Tensor], forms: list[Form], longest: int) -> list[int]:
-    """Of each tensor the address of its lowest byte; ``longest`` is the longest of their hulls.
+def _lows(found: list[torch.Tensor], forms: list[Form], most: int) -> list[int]:
+    """Of each tensor the address of its lowest byte; ``most`` is the longest of their hulls.
 
     Raises:
         EncodeError: the memory behind one of them was freed or shrunk.
@@ -89,7 +89,7 @@ def _lows(found: list[torch.Tensor], forms: list[Form], longest: int) -> list[in
     lows = list(map(_data_ptr, found))
     rooms = list(map(_nbytes, map(_storage, found)))
     offsets = list(map(_offset, found))
-    if any(offsets) or 0 in lows or min(rooms) < longest:
+    if any(offsets) or 0 in lows or min(rooms) < most:
         for form, low, room, offset in zip(forms, lows, rooms, offsets, strict=True):
             if (not low or room < offset * form.itemsize + form.hull) and form.hull:
                 raise EncodeError(

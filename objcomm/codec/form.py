@@ -6,7 +6,7 @@ All strides here are in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from . import dtypes
@@ -173,3 +173,8 @@ class Form:
         """The form as it is written in a message."""
         strides = None if self.natural else list(self.strides)
         return [self.code, self.flags, list(self.shape), strides]
+
+
+def longest(forms: Iterable[Form]) -> int:
+    """Of many leaves the most bytes that one of them reaches over; they have few different forms."""
+    return max([form.hull for form in set(forms)], default=0)

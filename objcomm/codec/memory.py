@@ -26,7 +26,7 @@ from ..errors import EncodeError
 from . import arrays, dtypes, tensors
 from .address import address_of, clear_memory, window_at
 from .columns import Columns, columns_of
-from .form import BYTES, Form
+from .form import BYTES, Form, longest
 from .layout import Layout
 from .memory_reader import MemoryReader
 from .ordinary import Ordinary
@@ -173,8 +173,8 @@ def _far_apart(lows: list[int], forms: list[Form]) -> bool:
     if len(lows) == 1:
         return True
     ordered = sorted(lows)
-    longest = max([form.hull for form in set(forms)], default=0)
-    return min(map(sub, ordered[1:], ordered), default=longest) >= longest
+    most = longest(forms)
+    return min(map(sub, ordered[1:], ordered), default=most) >= most
 
 
 class Memory:

@@ -158,7 +158,7 @@ def unpack(
 ) -> Any:
     """One msgpack object that :func:`split` has found whole.
 
-    With ``only_salted`` it is an error (see :func:`is_about_keys`) if a map has other keys than strings and bytes.
+    With ``only_salted`` msgpack raises a ``ValueError`` if a map has other keys than strings and bytes.
     """
     return unpackb(
         blob,
@@ -170,21 +170,30 @@ def unpack(
     )
 
 
-def is_about_keys(error: ValueError) -> bool:
-    """Whether :func:`unpack` has come upon a key that is no string."""
-    return "strict_map_key" in str(error)
+def unpack_watched(
+    blob: bytes | memoryview,
+    pairs: Callable[[list[tuple[Any, Any]]], Any],
+    leaf: Callable[[int, bytes], Any] = _no_leaves,
+    array: Callable[[list[Any]], Any] | None = None,
+    *,
+    again: Callable[[], None] = lambda: None,
+) -> Any:
+    """The same in restricted trust: if a map has keys that could be chosen to collide, ``pairs`` makes every dict.
+
+    That takes a second look from the start; ``again`` is called before it.
+    """
+    try:
+        return unpack(blob, leaf, array, only_salted=True)
+    except ValueError as error:
+        if "strict_map_key" not in str(error):
+            raise
+    again()
+    return unpack(blob, leaf, array, pairs)
 
 
 def unpack_plain(blob: bytes | memoryview, restricted: bool) -> Any:
     """A tree of msgpack's own types."""
-    if not restricted:
-        return unpack(blob)
-    try:
-        return unpack(blob, only_salted=True)
-    except ValueError as error:
-        if not is_about_keys(error):
-            raise
-        return unpack(blob, pairs=Keys().pairs)
+    return unpack_watched(blob, Keys().pairs) if restricted else unpack(blob)
 
 
 class Stream(NamedTuple):

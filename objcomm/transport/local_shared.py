@@ -69,8 +69,11 @@ class Shared:
 
     def _piece(self) -> bool:
         """Do the next piece; False if there is none."""
+        # In this order: what was taken is done, whoever stops meanwhile.
+        if self._stopped:
+            return False
         start = next(self._pieces) * self._piece_bytes
-        if start >= self._nbytes or self._stopped:
+        if start >= self._nbytes:
             return False
         try:
             self._do(start, min(self._nbytes, start + self._piece_bytes))
@@ -84,7 +87,7 @@ class Shared:
         more = True
         while more:
             with busy:
-                more = not self._stopped and self._piece()
+                more = self._piece()
 
     def _stop(self) -> None:
         """Wait until every other thread has finished the piece that it has in hand, whatever interrupts.
@@ -92,8 +95,7 @@ class Shared:
         A thread that begins later finds that all is over and touches nothing.
         """
         interrupt: BaseException | None = None
-        finished = next(self._pieces) * self._piece_bytes >= self._nbytes
-        self._stopped = self._stopped or not finished
+        self._stopped = True
         for busy in self._busy:
             held: list[bool] = []
             while not held:
@@ -103,6 +105,5 @@ class Shared:
                 except BaseException as error:
                     interrupt = error
             busy.release()
-        self._stopped = True
         if interrupt is not None:
             raise interrupt

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 import objcomm
 from tests.faults.phases import Patches, Phase
+from tests.process import descriptors, sockets
 from tests.ranks import run_ranks
 
 TRANSPORTS = ["gloo", "strict", "local"]
@@ -305,18 +306,14 @@ def held(*, at_once: bool = False) -> dict[str, int]:
 
 
 def _held() -> dict[str, int]:
-    links = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            links.append(os.readlink(f"/proc/self/fd/{name}"))
     of_pairs = ("objcomm-sends", "objcomm-receives", "objcomm-local", "objcomm-open", "objcomm-watched")
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         children = file.read().split()
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
     return {
-        "descriptors": len(links),
-        "sockets": sum(link.startswith("socket:") for link in links),
+        "descriptors": len(descriptors()),
+        "sockets": len(sockets()),
         "threads": sum(thread.name.startswith(of_pairs) for thread in threading.enumerate()),
         "children": len(children),
         "memory": pages * os.sysconf("SC_PAGE_SIZE"),

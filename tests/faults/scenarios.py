@@ -11,7 +11,6 @@ import signal
 import socket
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from objcomm.transport import local_memory
 from objcomm.transport.routes import GroupLink
 from objcomm.work import _leave
 from tests.faults.phases import Patches, halfway, is_payload, payload
+from tests.process import a_forked_child_is_refused, sockets
 
 BOUND_SECONDS = 6.0
 # The time-out of calls that must end long before it.
@@ -326,19 +326,7 @@ def interrupted_among_all(rank: int, group: Any, clock: Clock) -> None:
 
 def forked(rank: int, group: Any, clock: Clock) -> None:
     """A child of a rank neither uses nor closes what it inherited."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of threads, as it should
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            objcomm.send_object("from a child", 1 - rank, group=group, timeout=2)
-        except objcomm.UsageError:
-            code = 0
-        finally:
-            _leave()
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    a_forked_child_is_refused(lambda: objcomm.send_object("from a child", 1 - rank, group=group, timeout=2), _leave)
     works(rank, group)
 
 
@@ -359,18 +347,11 @@ def destroyed_in_flight(rank: int, group: Any, clock: Clock) -> None:
 
 def _cut(group: Any) -> None:
     """Shut down every connection of this process that belongs to the group, as a broken network would."""
-    for fd in set(_sockets()) - _before[group]:
+    for fd in sockets() - _before[group]:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
             # Not what listens: no network breaks that.
             if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 sock.shutdown(socket.SHUT_RDWR)
-
-
-def _sockets() -> Iterator[int]:
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                yield int(name)
 
 
 _before: dict[Any, set[int]] = {}
@@ -378,9 +359,9 @@ _before: dict[Any, set[int]] = {}
 
 def play(rank: int, scenario: Scenario) -> float:
     """One scenario in a new group; the longest that an error took."""
-    sockets = set(_sockets())
+    before = sockets()
     group: Any = dist.new_group([0, 1])
-    _before[group] = sockets
+    _before[group] = before
     works(rank, group)
     clock = Clock()
     try:
