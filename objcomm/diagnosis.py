@@ -165,27 +165,45 @@ def lines_of_peers(pairs: list[Pair], patience: float) -> list[str]:
     """What those that are waited for have said, or those that were, if nobody is."""
     wanted = [wait.awaited.pair for wait in waits()] or pairs
     lines = []
+    # Whoever is about to raise an error asks a store that does not answer once, not for every peer.
+    mute: set[int] = set()
     for pair in list({pair.peer: pair for pair in wanted}.values())[:8]:
-        said = None
-        end = time.monotonic() + patience
-        with contextlib.suppress(RuntimeError, ObjcommError):
-            said = card.said(pair.link.store, pair.peer)
-            while said is None and time.monotonic() < end:
-                time.sleep(0.05)
-                said = card.said(pair.link.store, pair.peer)
-        if said is None:
-            lines.append(f"  {_silence(pair)}")
-        else:
-            lines += [f"  what rank {pair.peer} last said:", *(f"  | {line}" for line in said.splitlines())]
+        if id(pair.link.store) in mute:
+            continue
+        try:
+            lines += [f"  {line}" for line in _lines_of(pair, patience)]
+        except RuntimeError:
+            mute.add(id(pair.link.store))
+            lines.append(
+                f"  the store of group {pair.group_name!r}, where ranks leave word, does not answer: the process that "
+                "keeps it is frozen or gone"
+            )
     return lines
+
+
+def _lines_of(pair: Pair, patience: float) -> list[str]:
+    """What the peer has said, or what it means that it has said nothing.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    said = None
+    end = time.monotonic() + patience
+    try:
+        said = card.said(pair.link.store, pair.peer)
+        while said is None and time.monotonic() < end:
+            time.sleep(0.05)
+            said = card.said(pair.link.store, pair.peer)
+    except ObjcommError as error:
+        return [f"what rank {pair.peer} said cannot be read: {error.text}"]
+    if said is None:
+        return [_silence(pair)]
+    return [f"what rank {pair.peer} last said:", *(f"| {line}" for line in said.splitlines())]
 
 
 def _silence(pair: Pair) -> str:
     """What it means that the peer has said nothing."""
-    came = None
-    with contextlib.suppress(RuntimeError, ObjcommError):
-        came = card.terms_of(pair.link.store, pair.peer) is not None
-    if came is False:
+    if not card.has_come(pair.link.store, pair.peer):
         # It has no handler of the signal yet, which would end it.
         return (
             f"rank {pair.peer} has never come to a call of objcomm in group {pair.group_name!r}: it is somewhere "

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 
 import objcomm
+from objcomm import diagnosis
+from objcomm.wire import card
 from tests.ranks import run_ranks
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "strict"])
@@ -307,3 +309,28 @@ def test_threads_and_handles_are_told_apart() -> None:
     assert "wait() of a handle waits for message 1 from rank 1 on channel 'b'" in text
     assert "thread helper" in text
     assert text.count(" waits ") == 1
+
+
+def test_a_store_that_does_not_answer_is_asked_once_not_for_every_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs out of time is about to raise an error, and must not wait for minutes before it."""
+    asked: list[str] = []
+
+    class Frozen:
+        def check(self, keys: list[str]) -> bool:
+            asked.extend(keys)
+            time.sleep(1)
+            return False
+
+    frozen = Frozen()
+    pairs: Any = [
+        types.SimpleNamespace(peer=peer, group_name="g", link=types.SimpleNamespace(store=frozen, alive=True))
+        for peer in range(1, 6)
+    ]
+    monkeypatch.setattr(card, "_REASON_SECONDS", 0.1)
+    began = time.monotonic()
+    lines = diagnosis.lines_of_peers(pairs, 0.5)
+    assert time.monotonic() - began < 1
+    assert asked == ["objcomm/said/1"]
+    assert lines == [
+        "  the store of group 'g', where ranks leave word, does not answer: the process that keeps it is frozen or gone"
+    ]

@@ -61,6 +61,15 @@ def terms_of(store: Store, rank: int) -> Terms | None:
         raise ProtocolError(f"the card of rank {rank} in the group's store cannot be read: {error!r}") from error
 
 
+def has_come(store: Store, rank: int) -> bool:
+    """Whether a rank has published a card; for what only makes an error clearer.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    return within(_REASON_SECONDS, lambda: store.check([f"objcomm/card/{rank}"]))
+
+
 def refuse(store: Store, rank: int, peer: int, reason: str) -> None:
     """Leave for ``peer`` why this rank takes no more of its messages.
 
